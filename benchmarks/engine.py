@@ -1,7 +1,7 @@
 """The engine beside transformers `generate`: decode, concurrency and prefix reuse, in one run on one machine.
 
-`python -m benchmarks.engine [--model NAME] [--quick] [--json FILE]`. Repetitions of the two systems alternate, so that a
-machine that drifts drifts for both.
+`python -m benchmarks.engine [--model NAME] [--quick] [--json FILE]`. Repetitions of the two systems alternate, so that
+a machine that drifts drifts for both.
 """
 
 import argparse

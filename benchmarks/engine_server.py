@@ -84,7 +84,7 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: list[int], tok
                 continue
             now = time.perf_counter() - began
             frame = json.loads(line[6:])
-            if frame["choices"] and frame["choices"][0].get("text"):
+            if frame["choices"]:
                 first, last = first or now, now
             if frame.get("usage"):
                 usage = frame["usage"]
