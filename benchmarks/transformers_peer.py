@@ -1,7 +1,7 @@
 """Hugging Face transformers `generate` as a peer: the same GGUF, bf16, the same token ids, in its own process.
 
 Run as `python -m benchmarks.transformers_peer PATH.gguf`; reads one JSON request a line ({"prompts", "tokens"}),
-answers one JSON line a request ({"seconds"}). The prompts of one request are one static batch, so they have equal lengths.
+answers one JSON line a request ({"seconds"}). The prompts of one request are one static batch and have equal lengths.
 """
 
 import contextlib
