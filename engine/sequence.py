@@ -1,0 +1,82 @@
+"""One request inside the engine: its tokens, its blocks, and what it has used so far."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.protocol import Account
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of a prompt and its answer. Owned by the step loop from `Scheduler.add` on; times are monotonic seconds."""
+
+    id: str
+    salt: bytes
+    tokens: list[int]
+    prompt_len: int
+    max_len: int
+    """Prompt and output tokens together may not exceed this."""
+    arrived: float
+
+    # Where its KV is.
+    computed: int = 0
+    """Leading tokens whose KV is in the pool."""
+    blocks: list[int] = field(default_factory=list)
+    row: int | None = None
+    """Its row of the scheduler's block table; None while it waits."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Block hashes of its leading full blocks, as far as anyone asked."""
+    registered: int = 0
+    """Leading blocks that the block manager can find by hash."""
+    collided: bool = False
+    """A block hash collided: no further block of this sequence is registered while it runs."""
+
+    # What it used.
+    cached_tokens: int | None = None
+    """Prompt tokens found in the cache at first admission; frozen from then on."""
+    peak_computed: int = 0
+    """Most tokens it ever had in the pool: what it computes below this is a recompute."""
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    admitted: float | None = None
+    first_token: float | None = None
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    block_seconds: float = 0.0
+    blocks_since: float = 0.0
+    delivered: int = 0
+    """Output tokens whose text was handed to the caller."""
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def settle_blocks(self, now: float) -> None:
+        """Charge the blocks held since the last call. Must precede every change of `blocks`."""
+        self.block_seconds += len(self.blocks) * (now - self.blocks_since)
+        self.blocks_since = now
+
+    def account(self, now: float) -> Account:
+        """The bill as of `now`. A request that was never admitted computed nothing: its whole prompt is fresh."""
+        cached = self.cached_tokens or 0
+        return Account(
+            input_fresh=self.prompt_len - cached,
+            input_cached=cached,
+            output_text=self.delivered,
+            generated_tokens=self.generated,
+            recomputed_tokens=self.recomputed_tokens,
+            prefill_device_seconds=self.prefill_seconds,
+            decode_device_seconds=self.decode_seconds,
+            kv_block_seconds=self.block_seconds,
+            queue_seconds=(now if self.admitted is None else self.admitted) - self.arrived,
+            ttft_seconds=None if self.first_token is None else self.first_token - self.arrived,
+            total_seconds=now - self.arrived,
+            preemptions=self.preemptions,
+        )

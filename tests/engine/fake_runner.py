@@ -1,0 +1,73 @@
+"""A deterministic stand-in for a model whose output depends on every KV entry it reads.
+
+The KV of a token is a digest of the token, its position and the KV of the token before it, read through the block
+table; the next token is a digest of the KV of the whole context, read the same way. A wrong slot, a stale or shared
+block, a skipped or repeated position: each changes the text.
+"""
+
+import torch
+
+from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
+
+VOCAB = 97
+MASK = (1 << 61) - 1
+
+
+def mix(*values: int) -> int:
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = ((state ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & MASK
+        state ^= state >> 29
+    return state
+
+
+class FakeRunner:
+    """Same public face as engine.runner.ModelRunner."""
+
+    block_bytes = 8 * BLOCK_TOKENS
+
+    def __init__(self, max_context: int = 512) -> None:
+        self.config = ModelConfig(
+            architecture="fake", vocab_size=VOCAB, num_layers=1, hidden_size=8, intermediate_size=16, num_heads=2,
+            num_kv_heads=1, head_dim=4, max_context=max_context, rms_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
+        )  # fmt: skip
+        self.kv: list[int] = []
+        self.batches: list[FlatBatch] = []
+        self.fail_next: Exception | None = None
+
+    def allocate(self, num_blocks: int) -> None:
+        self.kv = [0] * (num_blocks * BLOCK_TOKENS)
+
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
+        if self.fail_next:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        self.batches.append(batch)
+        wanted = batch.logits_rows.tolist()
+        logits = torch.zeros(len(wanted), VOCAB)
+        for s, context in enumerate(batch.context_lens):
+            first, end = batch.query_starts[s], batch.query_starts[s + 1]
+            table = batch.block_tables[s].tolist()
+            slot = [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(context)]
+            for row in range(first, end):
+                position = int(batch.positions[row])
+                assert position == context - (end - row), "positions are not the last ones of the context"
+                assert int(batch.slot_mapping[row]) == slot[position], "slot and block table disagree"
+                before = self.kv[slot[position - 1]] if position else 0
+                self.kv[slot[position]] = mix(int(batch.token_ids[row]), position, before)
+            for row in range(first, end):
+                if row in wanted:
+                    seen = mix(*(self.kv[slot[p]] for p in range(int(batch.positions[row]) + 1)))
+                    logits[wanted.index(row), seen % VOCAB] = 1.0
+        return logits
+
+
+def reference(prompt: list[int], count: int) -> list[int]:
+    """What FakeRunner says after `prompt`, computed without blocks, chunks or batches."""
+    tokens, kv, out = list(prompt), [], []
+    for position, token in enumerate(tokens):
+        kv.append(mix(token, position, kv[-1] if kv else 0))
+    for _ in range(count):
+        out.append(mix(*kv) % VOCAB)
+        kv.append(mix(out[-1], len(kv), kv[-1]))
+    return out
