@@ -17,14 +17,30 @@ upstream failed or died; tokens are those delivered. `refused`: budget, limit or
 """
 
 
+TOKEN_CLASSES = ("input_fresh", "input_cached", "input_cache_write", "output_text", "output_reasoning")
+"""Names of the classes, in the order they are shown; also the names of columns and of prices per million."""
+
+
+def refuse_bad_money(**amounts: Decimal | None) -> None:
+    """Raise ValueError when an amount is negative, NaN or infinite: nothing here ever gives a credit."""
+    for name, amount in amounts.items():
+        if amount is not None and not (amount.is_finite() and amount >= 0):
+            raise ValueError(f"{name} is {amount}: an amount must be a finite number, 0 or more")
+
+
 class TokenClasses(msgspec.Struct, frozen=True, kw_only=True):
-    """Five disjoint, non-negative token counts of one attempt."""
+    """Five disjoint, non-negative token counts of one attempt. Raises ValueError on a negative count."""
 
     input_fresh: int = 0
     input_cached: int = 0
     input_cache_write: int = 0
     output_text: int = 0
     output_reasoning: int = 0
+
+    def __post_init__(self) -> None:
+        for name in TOKEN_CLASSES:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: a token count cannot be negative")
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,6 +64,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     tokens: TokenClasses = TokenClasses()
     usage_source: UsageSource
+    usage_flag: str | None = None
+    """What was inconsistent in the reported usage (see `billing.usage`); None when it added up."""
     generated_tokens: int | None = None
     recomputed_tokens: int | None = None
     prefill_device_seconds: float | None = None
@@ -62,6 +80,9 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     cost_version_id: UUID | None = None
     billed: Decimal | None = None
     cost: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        refuse_bad_money(billed=self.billed, cost=self.cost)
 
 
 class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,3 +112,8 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None = None
     currency: str
     attempts: list[AttemptRecord] = []
+
+    def __post_init__(self) -> None:
+        refuse_bad_money(billed=self.billed, cost=self.cost)
+        if len({attempt.number for attempt in self.attempts}) != len(self.attempts):
+            raise ValueError("two attempts of one operation have the same number")

@@ -28,6 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from billing.records import TOKEN_CLASSES
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -138,11 +140,7 @@ price_version = Table(
     Column("upstream", Text, nullable=False, server_default="", comment="empty on a sale price"),
     Column("effective_at", Timestamp, nullable=False, server_default=func.now()),
     Column("currency", Text, nullable=False),
-    Column("input_fresh", Numeric, nullable=True, comment="per million tokens, as are the next four"),
-    Column("input_cached", Numeric, nullable=True),
-    Column("input_cache_write", Numeric, nullable=True),
-    Column("output_text", Numeric, nullable=True),
-    Column("output_reasoning", Numeric, nullable=True),
+    *(Column(name, Numeric, nullable=True, comment="per million tokens") for name in TOKEN_CLASSES),
     Column("device_hour", Numeric, nullable=True, comment="price of one device for an hour, on a cost by device time"),
     UniqueConstraint("book", "model", "upstream", "effective_at"),
     CheckConstraint("book IN ('sale', 'cost')", name="book"),
@@ -180,8 +178,6 @@ operation = Table(
     postgresql_partition_by="RANGE (id)",
 )
 
-_TOKEN_CLASSES = ("input_fresh", "input_cached", "input_cache_write", "output_text", "output_reasoning")
-
 attempt = Table(
     "attempt",
     metadata,
@@ -193,8 +189,9 @@ attempt = Table(
     Column("status", Text, nullable=False),
     Column("http_status", Integer, nullable=True),
     Column("error", Text, nullable=True),
-    *(Column(name, BigInteger, nullable=False) for name in _TOKEN_CLASSES),
+    *(Column(name, BigInteger, nullable=False) for name in TOKEN_CLASSES),
     Column("usage_source", Text, nullable=False),
+    Column("usage_flag", Text, nullable=True, comment="what was inconsistent in the reported usage"),
     Column("generated_tokens", BigInteger, nullable=True),
     Column("recomputed_tokens", BigInteger, nullable=True),
     Column("prefill_device_seconds", Double, nullable=True),
@@ -208,6 +205,6 @@ attempt = Table(
     Column("cost_version_id", Uuid, nullable=True),
     Column("billed", Numeric, nullable=True),
     Column("cost", Numeric, nullable=True),
-    *(CheckConstraint(f"{name} >= 0", name=f"{name}_not_negative") for name in _TOKEN_CLASSES),
+    *(CheckConstraint(f"{name} >= 0", name=f"{name}_not_negative") for name in TOKEN_CLASSES),
     postgresql_partition_by="RANGE (operation_id)",
 )

@@ -1,0 +1,106 @@
+"""From tokens and seconds to money: exact Decimal arithmetic, no float, no rounding of a charge."""
+
+import sys
+from collections.abc import Iterable
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation, Overflow
+
+from billing.prices import Price
+from billing.records import TOKEN_CLASSES, TokenClasses
+
+INPUT_CLASSES = TOKEN_CLASSES[:3]
+OUTPUT_CLASSES = TOKEN_CLASSES[3:]
+
+UNLIMITED_OUTPUT = sys.maxsize
+"""What `affordable_output` answers when output is free."""
+
+DEVICE_COST_QUANTUM = Decimal("1E-18")
+"""An hour's price per second has no finite decimal, so device cost alone is rounded: half-even, to this unit."""
+
+# Far more digits than a price times a token count has; a result that would still not fit raises instead of rounding.
+_EXACT = Context(prec=400, traps=[Inexact, InvalidOperation, Overflow])
+_ROUNDING = Context(prec=400, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow])
+_PER_MILLION = -6
+_SECONDS_AN_HOUR = Decimal(3_600)
+
+
+def charge(price: Price | None, tokens: TokenClasses) -> Decimal | None:
+    """Money for `tokens`; None when there is no price, or a class that has tokens has none. A price of 0 is free."""
+    if price is None:
+        return None
+    millions = Decimal(0)
+    for name in TOKEN_CLASSES:
+        count, rate = getattr(tokens, name), getattr(price, name)
+        if count and rate is None:
+            return None
+        if count:
+            millions = _EXACT.add(millions, _EXACT.multiply(rate, Decimal(count)))
+    return _EXACT.scaleb(millions, _PER_MILLION)
+
+
+def device_cost(price: Price, device_seconds: float) -> Decimal | None:
+    """Money for device time; None when the price has no device part.
+
+    The float is converted once, through its repr (the shortest decimal that reads back as the same float), and is
+    exact from there on; the quotient by an hour is rounded to DEVICE_COST_QUANTUM. Raises ValueError on negative or
+    non-finite seconds.
+    """
+    if not 0 <= device_seconds < float("inf"):
+        raise ValueError(f"device time must be 0 or more seconds, not {device_seconds}")
+    if price.device_hour is None:
+        return None
+    price_seconds = _ROUNDING.multiply(price.device_hour, Decimal(repr(float(device_seconds))))
+    return _ROUNDING.quantize(_ROUNDING.divide(price_seconds, _SECONDS_AN_HOUR), DEVICE_COST_QUANTUM)
+
+
+def total(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """Exact sum; None (unknown) when one of them is unknown. The sum of nothing is 0."""
+    result = Decimal(0)
+    for amount in amounts:
+        if amount is None:
+            return None
+        result = _EXACT.add(result, amount)
+    return result
+
+
+def worst_case(price: Price | None, prompt_tokens: int, max_output: int) -> Decimal | None:
+    """The most a call can be charged: every prompt token at the dearest input price, every output token likewise.
+
+    None when a class that the call could use has no price: such a call has no upper bound, so a hard budget refuses it.
+    Raises ValueError on negative counts.
+    """
+    if prompt_tokens < 0 or max_output < 0:
+        raise ValueError("token counts must be 0 or more")
+    parts = []
+    for names, count in ((INPUT_CLASSES, prompt_tokens), (OUTPUT_CLASSES, max_output)):
+        rate = _dearest(price, names)
+        if count and rate is None:
+            return None
+        parts.append(_EXACT.multiply(rate, Decimal(count)) if count and rate is not None else Decimal(0))
+    return _EXACT.scaleb(_EXACT.add(*parts), _PER_MILLION)
+
+
+def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decimal) -> int:
+    """The largest output whose `worst_case` fits in `remaining`.
+
+    0 also when even the prompt does not fit or a price is missing; UNLIMITED_OUTPUT when output is free.
+    """
+    prompt = worst_case(price, prompt_tokens, 0)
+    rate = _dearest(price, OUTPUT_CLASSES)
+    if prompt is None or rate is None or prompt > remaining:
+        return 0
+    if rate == 0:
+        return UNLIMITED_OUTPUT
+    millionths = _EXACT.scaleb(_EXACT.subtract(remaining, prompt), -_PER_MILLION)
+    quotient = _ROUNDING.divide_int(millionths, rate)
+    return min(int(quotient.to_integral_value(ROUND_FLOOR)), UNLIMITED_OUTPUT)
+
+
+def _dearest(price: Price | None, names: Iterable[str]) -> Decimal | None:
+    """None when there is no price, or one of the classes has none."""
+    rates: list[Decimal] = []
+    for name in names:
+        rate: Decimal | None = getattr(price, name, None)
+        if rate is None:
+            return None
+        rates.append(rate)
+    return max(rates)

@@ -1,0 +1,45 @@
+"""From the counts an upstream reports to five disjoint token classes."""
+
+from billing.records import TokenClasses
+
+
+def token_classes(
+    prompt_tokens: int,
+    completion_tokens: int,
+    *,
+    cached_tokens: int = 0,
+    cache_write_tokens: int = 0,
+    reasoning_tokens: int = 0,
+    total_tokens: int | None = None,
+) -> tuple[TokenClasses, str | None]:
+    """Split reported counts, of which cached and written are inside the prompt and reasoning inside the completion.
+
+    Returns the classes and what was inconsistent, or None. A count that cannot be right earns no discount: a negative
+    one reads as 0, and where the parts exceed their whole, the whole is taken as fresh input (or plain output).
+    """
+    wrong = []
+    counts = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "cached_tokens": cached_tokens,
+        "cache_write_tokens": cache_write_tokens,
+        "reasoning_tokens": reasoning_tokens,
+    }
+    wrong += [f"{name} is {count}" for name, count in counts.items() if count < 0]
+    prompt, completion, cached, written, reasoning = (max(count, 0) for count in counts.values())
+    if total_tokens is not None and total_tokens != prompt + completion:
+        wrong.append(f"total_tokens is {total_tokens}, its parts are {prompt} + {completion}")
+    if cached + written > prompt:
+        wrong.append(f"cached_tokens {cached} + cache_write_tokens {written} exceed prompt_tokens {prompt}")
+        cached = written = 0
+    if reasoning > completion:
+        wrong.append(f"reasoning_tokens {reasoning} exceed completion_tokens {completion}")
+        reasoning = 0
+    classes = TokenClasses(
+        input_fresh=prompt - cached - written,
+        input_cached=cached,
+        input_cache_write=written,
+        output_text=completion - reasoning,
+        output_reasoning=reasoning,
+    )
+    return classes, "; ".join(wrong) or None
