@@ -1,0 +1,1 @@
+"""How a device computes: one small interface, one module a device."""

@@ -1,0 +1,55 @@
+"""The CPU backend: torch and oneDNN, few and large operations, indices worked out once a step."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from engine.backends.attention import AttentionPlan
+from engine.backends.linear import BFloat16Linear, Float32Linear, Int8Linear
+from engine.batch import FlatBatch
+
+DType = Literal["float32", "bfloat16", "int8"]
+LINEAR = {"float32": Float32Linear, "bfloat16": BFloat16Linear, "int8": Int8Linear}
+
+
+class CpuBackend:
+    def __init__(self, dtype: DType) -> None:
+        self.linear = LINEAR[dtype]
+        self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+
+    def embedding(self, table: Tensor) -> Tensor:
+        return table.to(self.kv_dtype)
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return table.index_select(0, token_ids).float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def silu_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def gelu_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def rotate(self, heads: Tensor, rotations: Tensor) -> None:
+        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(rotations)
+
+    def new_kv(self, num_slots: int, num_kv_heads: int, head_dim: int) -> Tensor:
+        """[num_slots, 2 * kv heads, head_dim], keys then values: one write a layer, and runs of blocks are slices."""
+        return torch.zeros(num_slots, 2 * num_kv_heads, head_dim, dtype=self.kv_dtype)
+
+    def write_kv(self, pool: Tensor, keys_values: Tensor, plan: AttentionPlan) -> None:
+        pool.index_copy_(0, plan.slot_mapping, keys_values.to(self.kv_dtype))
+
+    def plan(self, batch: FlatBatch) -> AttentionPlan:
+        return AttentionPlan(batch, self.kv_dtype)
+
+    def attend(
+        self, queries: Tensor, pool: Tensor, plan: AttentionPlan, scale: float, window: int | None = None
+    ) -> Tensor:
+        return plan.attend(queries.to(self.kv_dtype), pool, scale, window)

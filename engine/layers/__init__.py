@@ -1,0 +1,1 @@
+"""Pieces that several model families share and no backend needs to know."""
