@@ -1,0 +1,349 @@
+"""What an operator asks of the ledger: who spent what, which tokens, which model. Reads only, one query a question.
+
+Sums are made by PostgreSQL in NUMERIC. Money that is unknown (NULL) is never added in as zero: it is counted beside the
+sum. Rows are found by their UUIDv7 ids too, so that PostgreSQL skips the day partitions outside the asked period.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, Select, and_, func, literal, select, true
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ids import smallest_id
+from billing.prices import Price
+from billing.records import TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
+from billing.tables import api_key, app_user, attempt, operation, org, price_version, team
+
+Step = Literal["hour", "day"]
+
+NOTHING_DISPATCHED = ("refused", "invalid")
+"""Statuses of operations that cost nothing because nothing was computed: their NULL money is not an unknown."""
+
+_ID_SLACK = timedelta(hours=1)  # an id may be made a little before or after `started_at` is read
+_MILLION = 1_000_000
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """What a set of operations came to. A sum is None when there is something to sum and none of it is known."""
+
+    operations: int
+    failed: int
+    """Ended in `upstream_error`."""
+    refused: int
+    """Ended in `refused`: a budget or a limit said no."""
+    billed: Decimal | None
+    billed_unknown: int
+    """Operations that are not in `billed` because their charge is unknown."""
+    cost: Decimal | None
+    cost_unknown: int
+    margin: Decimal | None
+    """Billed less cost, over the operations that have both."""
+
+
+class CurrencySpending(msgspec.Struct, frozen=True, kw_only=True):
+    currency: str
+    windows: tuple[Spending, ...]
+    """One for each asked start."""
+
+
+class UserSpending(msgspec.Struct, frozen=True, kw_only=True):
+    user: str | None
+    """None: keys that belong to no user."""
+    team: str | None
+    org: str | None
+    currency: str
+    windows: tuple[Spending, ...]
+
+
+class SpendingPoint(msgspec.Struct, frozen=True, kw_only=True):
+    at: datetime
+    """Start of the hour or day, UTC."""
+    currency: str
+    spending: Spending
+
+
+class TokenPoint(msgspec.Struct, frozen=True, kw_only=True):
+    at: datetime
+    model: str
+    tokens: TokenClasses
+
+
+class ModelShare(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    currency: str
+    routed: int
+    """Operations that asked for `auto`."""
+    spending: Spending
+
+
+class CacheSaving(msgspec.Struct, frozen=True, kw_only=True):
+    currency: str | None
+    """None: of tokens that have no price."""
+    amount: Decimal
+    """What the cached prompt tokens would have been billed more as fresh ones."""
+    unpriced_tokens: int
+
+
+class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    started_at: datetime
+    user: str | None
+    key_name: str | None
+    key_prefix: str | None
+    requested_model: str
+    model: str | None
+    status: str
+    http_status: int
+    tokens: TokenClasses
+    billed: Decimal | None
+    cost: Decimal | None
+    currency: str
+    ttft_seconds: float | None
+    total_seconds: float
+
+
+class OperationDetail(msgspec.Struct, frozen=True, kw_only=True):
+    record: OperationRecord
+    recorded_at: datetime
+    org: str | None
+    team: str | None
+    user: str | None
+    key_name: str | None
+    key_prefix: str | None
+    prices: dict[UUID, Price]
+    """Every price version that an attempt names."""
+
+
+async def total_spending(connection: AsyncConnection, starts: Sequence[datetime]) -> list[CurrencySpending]:
+    """All spending from each of `starts` until now, one row a currency, the busiest currency first."""
+    query = _since(select(operation.c.currency, *_windows(starts)), min(starts)).group_by(operation.c.currency)
+    rows = (await connection.execute(query)).all()
+    found = [CurrencySpending(currency=row.currency, windows=_read_windows(row, len(starts))) for row in rows]
+    return sorted(found, key=lambda each: -max(window.operations for window in each.windows))
+
+
+async def user_spending(
+    connection: AsyncConnection, starts: Sequence[datetime], limit: int = 200
+) -> list[UserSpending]:
+    """The `limit` users who were billed most since the earliest of `starts`, most first."""
+    earliest = starts.index(min(starts))
+    sums = (
+        _since(select(operation.c.org_id, operation.c.user_id, operation.c.currency, *_windows(starts)), min(starts))
+        .group_by(operation.c.org_id, operation.c.user_id, operation.c.currency)
+        .subquery()
+    )
+    query = (
+        select(sums, app_user.c.name.label("user"), team.c.name.label("team"), org.c.name.label("org"))
+        .outerjoin(app_user, app_user.c.id == sums.c.user_id)
+        .outerjoin(team, team.c.id == app_user.c.team_id)
+        .outerjoin(org, org.c.id == sums.c.org_id)
+        .order_by(
+            sums.c[f"w{earliest}_billed"].desc().nulls_last(), sums.c[f"w{earliest}_operations"].desc(), sums.c.user_id
+        )
+        .limit(limit)
+    )
+    return [
+        UserSpending(
+            user=row.user, team=row.team, org=row.org, currency=row.currency, windows=_read_windows(row, len(starts))
+        )
+        for row in await connection.execute(query)
+    ]
+
+
+async def spending_over_time(connection: AsyncConnection, start: datetime, step: Step) -> list[SpendingPoint]:
+    """Spending in each hour or day from `start` that has any, in time order."""
+    at = _truncated(operation.c.started_at, step)
+    query = (
+        _since(select(at.label("at"), operation.c.currency, *_windows([start])), start)
+        .group_by(at, operation.c.currency)
+        .order_by(at)
+    )
+    return [
+        SpendingPoint(at=row.at, currency=row.currency, spending=_read_windows(row, 1)[0])
+        for row in await connection.execute(query)
+    ]
+
+
+async def tokens_over_time(connection: AsyncConnection, start: datetime, step: Step) -> list[TokenPoint]:
+    """Tokens by class and model in each hour or day from `start` that has any, in time order."""
+    at = _truncated(attempt.c.started_at, step)
+    query = (
+        select(at.label("at"), attempt.c.model, *_token_sums())
+        .where(attempt.c.operation_id >= smallest_id(start - _ID_SLACK), attempt.c.started_at >= start)
+        .group_by(at, attempt.c.model)
+        .order_by(at, attempt.c.model)
+    )
+    return [TokenPoint(at=row.at, model=row.model, tokens=_tokens(row)) for row in await connection.execute(query)]
+
+
+async def model_shares(connection: AsyncConnection, start: datetime) -> list[ModelShare]:
+    """How many operations each model answered from `start`, the busiest first."""
+    routed = func.count().filter(operation.c.requested_model == "auto").label("routed")
+    query = (
+        _since(select(operation.c.model, operation.c.currency, routed, *_windows([start])), start)
+        .where(operation.c.model.is_not(None), operation.c.status.not_in(NOTHING_DISPATCHED))
+        .group_by(operation.c.model, operation.c.currency)
+    )
+    shares = [
+        ModelShare(model=row.model, currency=row.currency, routed=row.routed, spending=_read_windows(row, 1)[0])
+        for row in await connection.execute(query)
+    ]
+    return sorted(shares, key=lambda share: (-share.spending.operations, share.model))
+
+
+async def cache_savings(connection: AsyncConnection, start: datetime) -> list[CacheSaving]:
+    """What prefix caching took off the bills from `start`, by the sale prices that were used, one row a currency."""
+    difference = price_version.c.input_fresh - price_version.c.input_cached
+    query = (
+        select(
+            price_version.c.currency,
+            func.coalesce(func.sum(attempt.c.input_cached * difference) / _MILLION, 0).label("amount"),
+            func.coalesce(func.sum(attempt.c.input_cached).filter(difference.is_(None)), 0).label("unpriced_tokens"),
+        )
+        .outerjoin(price_version, price_version.c.id == attempt.c.price_version_id)
+        .where(
+            attempt.c.operation_id >= smallest_id(start - _ID_SLACK),
+            attempt.c.started_at >= start,
+            attempt.c.input_cached > 0,
+        )
+        .group_by(price_version.c.currency)
+    )
+    return [
+        CacheSaving(currency=row.currency, amount=row.amount, unpriced_tokens=int(row.unpriced_tokens))
+        for row in await connection.execute(query)
+    ]
+
+
+async def latest_operations(connection: AsyncConnection, limit: int = 100) -> list[OperationSummary]:
+    """The newest operations with the tokens of all their attempts, newest first."""
+    latest = select(operation).order_by(operation.c.started_at.desc(), operation.c.id.desc()).limit(limit).subquery()
+    tokens = select(*_token_sums()).where(attempt.c.operation_id == latest.c.id).lateral()
+    query = (
+        select(latest, tokens, app_user.c.name.label("user"), api_key.c.name.label("key_name"), api_key.c.prefix)
+        .join(tokens, true())
+        .outerjoin(app_user, app_user.c.id == latest.c.user_id)
+        .outerjoin(api_key, api_key.c.id == latest.c.key_id)
+        .order_by(latest.c.started_at.desc(), latest.c.id.desc())
+    )
+    return [
+        OperationSummary(
+            id=row.id,
+            started_at=row.started_at,
+            user=row.user,
+            key_name=row.key_name,
+            key_prefix=row.prefix,
+            requested_model=row.requested_model,
+            model=row.model,
+            status=row.status,
+            http_status=row.http_status,
+            tokens=_tokens(row),
+            billed=row.billed,
+            cost=row.cost,
+            currency=row.currency,
+            ttft_seconds=row.ttft_seconds,
+            total_seconds=row.total_seconds,
+        )
+        for row in await connection.execute(query)
+    ]
+
+
+async def find_operation(connection: AsyncConnection, operation_id: UUID) -> OperationDetail | None:
+    """One operation with its attempts and the prices they name; None when there is no such id."""
+    names = (
+        select(
+            operation,
+            org.c.name.label("org_name"),
+            team.c.name.label("team_name"),
+            app_user.c.name.label("user_name"),
+            api_key.c.name.label("key_name"),
+            api_key.c.prefix.label("key_prefix"),
+        )
+        .outerjoin(org, org.c.id == operation.c.org_id)
+        .outerjoin(team, team.c.id == operation.c.team_id)
+        .outerjoin(app_user, app_user.c.id == operation.c.user_id)
+        .outerjoin(api_key, api_key.c.id == operation.c.key_id)
+        .where(operation.c.id == operation_id)
+    )
+    row = (await connection.execute(names)).one_or_none()
+    if row is None:
+        return None
+    by_number = select(attempt).where(attempt.c.operation_id == operation_id).order_by(attempt.c.number)
+    attempts = [_attempt(each) for each in await connection.execute(by_number)]
+    own = {name: row._mapping[name] for name in OperationRecord.__struct_fields__ if name != "attempts"}
+    return OperationDetail(
+        record=OperationRecord(**own, attempts=attempts),
+        recorded_at=row.recorded_at,
+        org=row.org_name,
+        team=row.team_name,
+        user=row.user_name,
+        key_name=row.key_name,
+        key_prefix=row.key_prefix,
+        prices=await _prices(connection, attempts),
+    )
+
+
+async def _prices(connection: AsyncConnection, attempts: list[AttemptRecord]) -> dict[UUID, Price]:
+    wanted = {each for one in attempts for each in (one.price_version_id, one.cost_version_id) if each is not None}
+    rows = await connection.execute(select(price_version).where(price_version.c.id.in_(wanted)))
+    return {row.id: Price(**row._mapping) for row in rows}
+
+
+def _since(query: Select[*tuple[Any, ...]], start: datetime) -> Select[*tuple[Any, ...]]:
+    return query.where(operation.c.id >= smallest_id(start - _ID_SLACK), operation.c.started_at >= start)
+
+
+def _truncated(column: ColumnElement[datetime], step: Step) -> ColumnElement[datetime]:
+    """Start of the UTC hour or day. Written into the SQL: as two parameters, SELECT and GROUP BY would not match."""
+    return func.date_trunc(literal(step, literal_execute=True), column, literal("UTC", literal_execute=True))
+
+
+def _windows(starts: Sequence[datetime]) -> list[ColumnElement[Any]]:
+    """Columns that `_read_windows` turns into one Spending for each start; window i's are named `w{i}_…`."""
+    dispatched = operation.c.status.not_in(NOTHING_DISPATCHED)
+    columns: list[ColumnElement[Any]] = []
+    for i, start in enumerate(starts):
+        within = operation.c.started_at >= start
+        billed, cost = operation.c.billed, operation.c.cost
+        columns += [
+            func.count().filter(within).label(f"w{i}_operations"),
+            func.count().filter(and_(within, operation.c.status == "upstream_error")).label(f"w{i}_failed"),
+            func.count().filter(and_(within, operation.c.status == "refused")).label(f"w{i}_refused"),
+            func.sum(billed).filter(within).label(f"w{i}_billed"),
+            func.count().filter(and_(within, dispatched, billed.is_(None))).label(f"w{i}_billed_unknown"),
+            func.sum(cost).filter(within).label(f"w{i}_cost"),
+            func.count().filter(and_(within, dispatched, cost.is_(None))).label(f"w{i}_cost_unknown"),
+            func.sum(billed - cost).filter(within).label(f"w{i}_margin"),
+        ]
+    return columns
+
+
+def _read_windows(row: Row[Any], count: int) -> tuple[Spending, ...]:
+    return tuple(_spending(row, f"w{i}_") for i in range(count))
+
+
+def _spending(row: Row[Any], prefix: str) -> Spending:
+    values = {name: row._mapping[prefix + name] for name in Spending.__struct_fields__}
+    for name in ("billed", "cost"):
+        if values[name] is None and not values[f"{name}_unknown"]:
+            values[name] = Decimal(0)  # nothing was dispatched, so nothing is what it came to
+    if values["margin"] is None and not (values["billed_unknown"] or values["cost_unknown"]):
+        values["margin"] = Decimal(0)
+    return Spending(**values)
+
+
+def _token_sums() -> list[ColumnElement[Any]]:
+    return [func.coalesce(func.sum(attempt.c[name]), 0).label(name) for name in TOKEN_CLASSES]
+
+
+def _tokens(row: Row[Any]) -> TokenClasses:
+    return TokenClasses(**{name: int(row._mapping[name]) for name in TOKEN_CLASSES})
+
+
+def _attempt(row: Row[Any]) -> AttemptRecord:
+    own = {name: row._mapping[name] for name in AttemptRecord.__struct_fields__ if name != "tokens"}
+    return AttemptRecord(**own, tokens=_tokens(row))

@@ -1,0 +1,70 @@
+"""How an attempt's billed and cost came about: each part that was priced, beside what the ledger recorded."""
+
+from decimal import Decimal
+
+import msgspec
+
+from billing.charge import charge, device_cost, total
+from billing.prices import Price
+from billing.records import TOKEN_CLASSES, AttemptRecord, TokenClasses
+
+CLASS_NAMES = {
+    "input_fresh": "Input, fresh",
+    "input_cached": "Input, cached",
+    "input_cache_write": "Input, cache write",
+    "output_text": "Output, text",
+    "output_reasoning": "Output, reasoning",
+}
+
+
+class Part(msgspec.Struct, frozen=True):
+    name: str
+    quantity: int | float | None
+    """Tokens, or seconds of device time; None: not reported."""
+    price: Decimal | None
+    """Per million tokens, or per device-hour."""
+    amount: Decimal | None
+    """None: unknown."""
+
+
+class Computation(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt, one price. The amounts of `tokens` and `device` add up to `sum`."""
+
+    price: Price
+    tokens: list[Part]
+    """One for each class that has tokens; empty for a price by device time alone."""
+    device: Part | None
+    sum: Decimal | None
+    recorded: Decimal | None
+
+    @property
+    def agrees(self) -> bool:
+        return self.sum == self.recorded
+
+
+def explain(attempt: AttemptRecord, price: Price | None, recorded: Decimal | None) -> Computation | None:
+    """Compute the amount again from the price version that the attempt names; None when it names none."""
+    if price is None:
+        return None
+    tokens = []
+    by_tokens = any(getattr(price, name) is not None for name in TOKEN_CLASSES)
+    if by_tokens or price.device_hour is None:
+        for name in TOKEN_CLASSES:
+            number = getattr(attempt.tokens, name)
+            if number:
+                amount = charge(price, TokenClasses(**{name: number}))
+                tokens.append(Part(CLASS_NAMES[name], number, getattr(price, name), amount))
+    device = None
+    if price.device_hour is not None:
+        seconds = _device_seconds(attempt)
+        amount = None if seconds is None else device_cost(price, seconds)
+        device = Part("Device time", seconds, price.device_hour, amount)
+    parts = [*tokens, *([device] if device else [])]
+    return Computation(
+        price=price, tokens=tokens, device=device, sum=total(part.amount for part in parts), recorded=recorded
+    )
+
+
+def _device_seconds(attempt: AttemptRecord) -> float | None:
+    known = [part for part in (attempt.prefill_device_seconds, attempt.decode_device_seconds) if part is not None]
+    return sum(known) if known else None

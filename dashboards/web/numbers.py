@@ -1,0 +1,60 @@
+"""How numbers look: money exact and never scientific, counts grouped by thousands, times in the unit that fits."""
+
+from datetime import datetime
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+
+PLACES = 6  # what tables show; a smaller amount than that shows all its digits
+
+_WIDE = Context(prec=100, rounding=ROUND_HALF_EVEN)  # the default context would round sums of more than 28 digits
+
+
+def exact(amount: Decimal) -> str:
+    """All digits of `amount`, thousands grouped, at least two decimals: `1,234.50`, `0.0000001`."""
+    whole, _, decimals = format(amount, ",f").partition(".")
+    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+
+
+def aligned(amount: Decimal) -> str:
+    """`amount` with six decimals, so that a column lines up; with all of them where six would show zero."""
+    rounded = _WIDE.quantize(amount, Decimal(1).scaleb(-PLACES))
+    if amount and not rounded:
+        return exact(amount)
+    return format(rounded if rounded else abs(rounded), ",f")
+
+
+def plain(amount: Decimal) -> str:
+    """`amount` for a machine: all digits, no grouping."""
+    return format(amount, "f")
+
+
+def percent(part: int | Decimal, whole: int | Decimal) -> str | None:
+    """`37.5%`; None when the whole is zero. Neither 0% nor 100% is shown for what only rounds to it."""
+    if not whole:
+        return None
+    share = _WIDE.divide(Decimal(part) * 100, Decimal(whole))
+    rounded = share.quantize(Decimal("0.1"), context=_WIDE)
+    if share and not rounded:
+        return "<0.1%" if share > 0 else ">-0.1%"
+    if share < 100 and rounded == 100:
+        return ">99.9%"
+    return f"{rounded}%"
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def duration(seconds: float) -> str:
+    """`340 µs`, `812 ms`, `1.24 s`, `2 min 5 s`."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def clock(at: datetime) -> str:
+    """`2026-11-29 14:40:12`; the page says that times are UTC."""
+    return f"{at:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,131 @@
+"""What the overview shows for one period, gathered from the ledger and put in the order the page shows it."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import reports
+from billing.records import TOKEN_CLASSES, TokenClasses
+from billing.reports import CurrencySpending, ModelShare, OperationSummary, Spending, Step, UserSpending
+from dashboards.web.charts import Chart, cache_chart, spending_chart, tokens_chart
+
+
+class Period(msgspec.Struct, frozen=True):
+    slug: str
+    name: str
+    days: int
+    """Calendar days in UTC, today included."""
+    step: Step
+
+
+PERIODS = (
+    Period("today", "Today", 1, "hour"),
+    Period("7d", "7 days", 7, "day"),
+    Period("30d", "30 days", 30, "day"),
+)
+
+NO_SPENDING = Spending(
+    operations=0,
+    failed=0,
+    refused=0,
+    billed=Decimal(0),
+    billed_unknown=0,
+    cost=Decimal(0),
+    cost_unknown=0,
+    margin=Decimal(0),
+)
+
+
+class Model(msgspec.Struct, frozen=True):
+    share: ModelShare
+    tokens: TokenClasses
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    now: datetime
+    period: Period
+    currency: str
+    """The one with most operations; the charts are in it."""
+    windows: tuple[Spending, ...]
+    """One for each of PERIODS, in `currency`."""
+    other_currencies: list[CurrencySpending]
+    spending: Spending
+    """Of `windows`, the one of `period`."""
+    users: list[UserSpending]
+    models: list[Model]
+    model_operations: int
+    tokens: TokenClasses
+    saved: Decimal
+    """By the prefix cache, in `currency`."""
+    saved_unpriced_tokens: int
+    spending_points: list[tuple[datetime, Spending]]
+    token_points: list[tuple[datetime, TokenClasses]]
+    charts: dict[str, Chart]
+    latest: list[OperationSummary]
+
+
+def start_of(period: Period, now: datetime) -> datetime:
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    return midnight - timedelta(days=period.days - 1)
+
+
+def steps(period: Period, now: datetime) -> list[datetime]:
+    """Start of every hour or day of the period, the running one last."""
+    length = timedelta(hours=1) if period.step == "hour" else timedelta(days=1)
+    found = [start_of(period, now)]
+    while found[-1] + length <= now:
+        found.append(found[-1] + length)
+    return found
+
+
+async def gather(connection: AsyncConnection, period: Period, now: datetime) -> Overview | None:
+    """None when the ledger holds no operation at all. `now` is in UTC."""
+    latest = await reports.latest_operations(connection, 10)
+    if not latest:
+        return None
+    starts = [start_of(each, now) for each in PERIODS]
+    start = start_of(period, now)
+    totals = await reports.total_spending(connection, starts)
+    currency = totals[0].currency if totals else latest[0].currency
+    windows = totals[0].windows if totals else (NO_SPENDING,) * len(PERIODS)
+    token_rows = await reports.tokens_over_time(connection, start, period.step)
+    shares = await reports.model_shares(connection, start)
+    savings = await reports.cache_savings(connection, start)
+    in_time = {
+        point.at: point.spending
+        for point in await reports.spending_over_time(connection, start, period.step)
+        if point.currency == currency
+    }
+    every_step = steps(period, now)
+    spending_points = [(at, in_time.get(at, NO_SPENDING)) for at in every_step]
+    token_points = [(at, add(row.tokens for row in token_rows if row.at == at)) for at in every_step]
+    return Overview(
+        now=now,
+        period=period,
+        currency=currency,
+        windows=windows,
+        other_currencies=totals[1:],
+        spending=windows[PERIODS.index(period)],
+        users=await reports.user_spending(connection, starts),
+        models=[Model(share, add(row.tokens for row in token_rows if row.model == share.model)) for share in shares],
+        model_operations=sum(share.spending.operations for share in shares),
+        tokens=add(row.tokens for row in token_rows),
+        saved=sum((saving.amount for saving in savings if saving.currency == currency), Decimal(0)),
+        saved_unpriced_tokens=sum(saving.unpriced_tokens for saving in savings),
+        spending_points=spending_points,
+        token_points=token_points,
+        charts={
+            "spending": spending_chart(spending_points, period.step, currency),
+            "tokens": tokens_chart(token_points, period.step),
+            "cache": cache_chart(token_points, period.step),
+        },
+        latest=latest,
+    )
+
+
+def add(several: Iterable[TokenClasses]) -> TokenClasses:
+    rows = list(several)
+    return TokenClasses(**{name: sum(getattr(row, name) for row in rows) for name in TOKEN_CLASSES})

@@ -1,0 +1,73 @@
+"""The pages that show data. Each reads in one snapshot of the ledger and renders one template."""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+from litestar import Response, get
+from litestar.exceptions import NotFoundException
+
+from billing import reports
+from billing.prices import Price
+from dashboards.web.explain import CLASS_NAMES, explain
+from dashboards.web.overview import PERIODS, gather
+from dashboards.web.site import AnyRequest, Site
+from dashboards.web.timeline import timeline
+
+LATEST = 100
+
+
+@get("/")
+async def overview(request: AnyRequest, site: Site, period: str = PERIODS[-1].slug) -> Response[str]:
+    """Spending, tokens, models and users in `period` (`today`, `7d` or `30d`)."""
+    chosen = next((each for each in PERIODS if each.slug == period), None)
+    if chosen is None:
+        names = ", ".join(each.slug for each in PERIODS)
+        raise NotFoundException(f"There is no such period. Choose one of {names}.")
+    async with site.read() as connection:
+        view = await gather(connection, chosen, datetime.now(UTC))
+    if view is None:
+        return site.page("empty.html", origin=f"{request.url.scheme}://{request.url.netloc}")
+    return site.page("overview.html", view=view, periods=PERIODS, class_names=CLASS_NAMES)
+
+
+@get("/operations")
+async def operations(site: Site) -> Response[str]:
+    """The newest operations."""
+    async with site.read() as connection:
+        latest = await reports.latest_operations(connection, LATEST)
+    return site.page("operations.html", latest=latest, limit=LATEST)
+
+
+@get("/operations/{operation_id:str}")
+async def operation(site: Site, operation_id: str) -> Response[str]:
+    """Everything about one operation."""
+    try:
+        wanted = UUID(operation_id)
+    except ValueError:
+        raise NotFoundException("That is not an operation's id. Ids look like a UUID.") from None
+    async with site.read() as connection:
+        found = await reports.find_operation(connection, wanted)
+    if found is None:
+        raise NotFoundException(
+            "The ledger has no operation with this id. A new one appears within seconds of its last token."
+        )
+    computed = [
+        {
+            "attempt": attempt,
+            "billed": explain(attempt, _price(found, attempt.price_version_id), attempt.billed),
+            "cost": explain(attempt, _price(found, attempt.cost_version_id), attempt.cost),
+        }
+        for attempt in found.record.attempts
+    ]
+    return site.page(
+        "operation.html",
+        found=found,
+        operation=found.record,
+        computed=computed,
+        timeline=timeline(found.record),
+        class_names=CLASS_NAMES,
+    )
+
+
+def _price(found: reports.OperationDetail, version: UUID | None) -> Price | None:
+    return None if version is None else found.prices.get(version)

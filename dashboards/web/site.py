@@ -1,0 +1,112 @@
+"""What every page needs: the database for reading, the templates, the sessions."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from litestar import Request, Response
+from litestar.enums import MediaType
+from markupsafe import Markup
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import InterfaceError as SqlInterfaceError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from dashboards.web import numbers
+from dashboards.web.session import Sessions, Throttle
+
+BASE = "/dashboard"
+READ_SECONDS = 15.0  # a page that takes longer is answered as if PostgreSQL were away
+
+AnyRequest = Request[Any, Any, Any]
+
+_HERE = Path(__file__).parent
+
+
+class DatabaseAwayError(Exception):
+    """PostgreSQL cannot be reached, refuses connections, or does not answer in time."""
+
+
+class Site:
+    """The composition of one mounted dashboard."""
+
+    def __init__(self, engine: AsyncEngine, admin_key_hash: bytes) -> None:
+        self._engine = engine
+        self._templates = _environment()
+        self.sessions = Sessions(admin_key_hash)
+        self.throttle = Throttle()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A connection in one read-only snapshot, so that all numbers on a page agree. Raises DatabaseAwayError."""
+        try:
+            async with asyncio.timeout(READ_SECONDS), self._engine.connect() as connection:
+                await connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                yield connection
+        except (
+            OSError,
+            OperationalError,
+            SqlInterfaceError,
+            PoolTimeoutError,
+        ) as error:  # a TimeoutError is an OSError
+            raise DatabaseAwayError from error
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise DatabaseAwayError from error
+            raise
+
+    def page(
+        self, template: str, status: int = 200, headers: dict[str, str] | None = None, **values: Any
+    ) -> Response[str]:
+        body = self._templates.get_template(template).render(values)
+        return Response(body, status_code=status, media_type=MediaType.HTML, headers=headers)
+
+
+@cache
+def asset_version(path: Path) -> str:
+    """Changes with the file's content, so that a browser may keep a file for ever."""
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()[:9]).decode()
+
+
+def static_path(name: str) -> Path:
+    return _HERE / "static" / name
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "aligned": numbers.aligned,
+        "clock": numbers.clock,
+        "count": numbers.count,
+        "duration": numbers.duration,
+        "exact": numbers.exact,
+        "plain": numbers.plain,
+        "script_json": _script_json,
+    }
+    environment.globals |= {"BASE": BASE, "percent": numbers.percent, "asset": _asset}
+    environment.globals["plotly_version"] = version("plotly")
+    return environment
+
+
+def _asset(name: str) -> str:
+    return f"{BASE}/static/{name}?v={asset_version(static_path(name))}"
+
+
+def _script_json(value: Any) -> Markup:
+    """JSON that may stand inside a `<script type="application/json">` element: no `<` can end it."""
+    text = msgspec.json.encode(value).decode()
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704
