@@ -1,0 +1,116 @@
+"""Budgets: how much a scope may spend in a window. Taking money out of them is `billing.leases`."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, delete, func, select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ids import new_id
+from billing.records import refuse_bad_money
+from billing.tables import budget, budget_window
+from billing.windows import Window, window_bounds, zone
+
+ScopeKind = Literal["org", "team", "user", "key", "tag", "model"]
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget and its current window."""
+
+    id: UUID
+    scope_kind: ScopeKind
+    scope_id: str
+    """The id of the org, team, user or key; a model's name; a tag as `name=value`."""
+    window: Window
+    time_zone: str
+    limit_amount: Decimal
+    currency: str
+    hard: bool
+    """A hard budget refuses what it cannot pay; a soft one only counts."""
+    starts_at: datetime
+    resets_at: datetime | None
+    leased: Decimal
+    """Held for calls that are running."""
+    settled: Decimal
+    """Charged for calls that are over."""
+
+    @property
+    def remaining(self) -> Decimal:
+        """What may still be taken, never negative: a soft budget, or one lowered later, can be overspent."""
+        return max(self.limit_amount - self.settled - self.leased, Decimal(0))
+
+
+async def set_budget(
+    conn: AsyncConnection,
+    scope_kind: ScopeKind,
+    scope_id: UUID | str,
+    window: Window,
+    limit: Decimal,
+    *,
+    currency: str,
+    time_zone: str = "UTC",
+    hard: bool = True,
+) -> UUID:
+    """Make the scope's budget for this kind of window, or change the one there is; return its id.
+
+    A call is counted in the budgets that its scopes had when it was admitted. A new time zone starts a new window,
+    with nothing spent. Raises ValueError on an unknown scope kind, window or zone and on a bad limit.
+    """
+    if scope_kind not in get_args(ScopeKind):
+        raise ValueError(f"{scope_kind!r} is not a scope; use one of {', '.join(get_args(ScopeKind))}")
+    if window not in get_args(Window):
+        raise ValueError(f"{window!r} is not a window; use one of {', '.join(get_args(Window))}")
+    refuse_bad_money(limit=limit)
+    zone(time_zone)
+    terms = {"limit_amount": limit, "currency": currency, "time_zone": time_zone, "hard": hard}
+    key = {"scope_kind": scope_kind, "scope_id": str(scope_id), "window": window}
+    row = insert(budget).values(id=new_id(), **key, **terms)
+    row = row.on_conflict_do_update(index_elements=list(key), set_=terms)
+    identifier: UUID = (await conn.execute(row.returning(budget.c.id))).scalar_one()
+    return identifier
+
+
+async def remove_budget(conn: AsyncConnection, budget_id: UUID) -> bool:
+    """Forget a budget with its windows and holds; False when there is none. The ledger keeps what was spent."""
+    return (await conn.execute(delete(budget).where(budget.c.id == budget_id))).rowcount == 1
+
+
+async def list_budgets(conn: AsyncConnection, scopes: Mapping[ScopeKind, str] | None = None) -> list[Budget]:
+    """Budgets of these scopes (or all), in the order of their ids, each with the window of now (the database's clock).
+
+    `scopes` maps a scope's kind to its id.
+    """
+    query = select(budget, func.now().label("now")).order_by(budget.c.id)
+    if scopes is not None:
+        query = query.where(tuple_(budget.c.scope_kind, budget.c.scope_id).in_(list(scopes.items())))
+    rows = (await conn.execute(query)).mappings().all()
+    bounds = {row["id"]: window_bounds(row["now"], row["window"], zone(row["time_zone"])) for row in rows}
+    used = {row.budget_id: row for row in await _windows(conn, {key: start for key, (start, _) in bounds.items()})}
+    fields = set(budget.c.keys()) & set(Budget.__struct_fields__)
+    return [
+        Budget(
+            **{name: row[name] for name in fields},
+            starts_at=bounds[row["id"]][0],
+            resets_at=bounds[row["id"]][1],
+            leased=used[row["id"]].leased if row["id"] in used else Decimal(0),
+            settled=used[row["id"]].settled if row["id"] in used else Decimal(0),
+        )
+        for row in rows
+    ]
+
+
+async def _windows(conn: AsyncConnection, starts: Mapping[UUID, datetime]) -> Sequence[Row[tuple[Any, ...]]]:
+    """Rows of `budget_window`; a window is there from its first use on."""
+    if not starts:
+        return []
+    columns = budget_window.c
+    return (
+        await conn.execute(
+            select(budget_window).where(tuple_(columns.budget_id, columns.starts_at).in_(list(starts.items())))
+        )
+    ).all()

@@ -1,0 +1,53 @@
+"""A budget's windows: hour, day, week (from Monday), month or none, on the wall clock of a time zone."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+Window = Literal["hour", "day", "week", "month", "none"]
+
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+"""When the one window of a budget without reset starts."""
+
+
+def zone(name: str) -> ZoneInfo:
+    """The IANA time zone `name`. Raises ValueError with a sentence when there is none."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"{name!r} is not a time zone; use an IANA name such as 'Asia/Tokyo' or 'UTC'") from error
+
+
+def window_bounds(moment: datetime, window: Window, tz: ZoneInfo) -> tuple[datetime, datetime | None]:
+    """Start and end, in UTC, of the window that holds `moment`: start <= moment < end; the end is None without reset.
+
+    Clock changes are the zone's own: a day has 23, 24 or 25 hours, and an hour that the clock shows twice is two
+    windows. A midnight that a clock change skips is the moment of the change.
+    """
+    if window == "none":
+        return BEGINNING, None
+    start = _start(moment, window, tz)
+    if window == "hour":
+        # One hour on is the next window, except in the rare zones whose clock changes by half an hour.
+        following = (_start(start + timedelta(minutes=30 * n), window, tz) for n in range(2, 5))
+        return start, next(later for later in following if later > start)
+    local = start.astimezone(tz)
+    day = datetime(local.year, local.month, local.day)
+    if window == "month":
+        later_day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+    else:
+        later_day = day + timedelta(days=1 if window == "day" else 7)
+    return start, later_day.replace(tzinfo=tz).astimezone(UTC)
+
+
+def _start(moment: datetime, window: Window, tz: ZoneInfo) -> datetime:
+    local = moment.astimezone(tz)
+    if window == "hour":
+        # Keep `fold`, which tells the first from the second showing of the same hour.
+        return local.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
+    day = datetime(local.year, local.month, local.day, tzinfo=tz)
+    if window == "week":
+        day -= timedelta(days=day.weekday())
+    elif window == "month":
+        day = day.replace(day=1)
+    return day.astimezone(UTC)
