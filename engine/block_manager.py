@@ -20,7 +20,7 @@ Digest = Callable[[bytes, bytes, bytes], bytes]
 
 
 def block_digest(parent: bytes, salt: bytes, tokens: bytes) -> bytes:
-    """SHA-256 over (parent hash, tenant salt, token ids), each tagged and length-prefixed so that no field can pose as another."""
+    """SHA-256 over parent hash, tenant salt and token ids, each tagged and with its length: none poses as another."""
     digest = hashlib.sha256()
     for tag, field in ((b"P", parent), (b"S", salt), (b"T", tokens)):
         digest.update(tag + len(field).to_bytes(4, "little") + field)
@@ -42,7 +42,7 @@ class _Entry(NamedTuple):
 
 
 class BlockManager:
-    """The pool of one model: `num_blocks` blocks of 16 tokens. `digest` is replaced only by tests that force collisions."""
+    """The pool of one model: `num_blocks` blocks of 16 tokens. Only tests that force collisions replace `digest`."""
 
     def __init__(self, num_blocks: int, digest: Digest = block_digest) -> None:
         self.num_blocks = num_blocks
@@ -77,7 +77,7 @@ class BlockManager:
             hashes.append(self.digest(parent, salt, token_bytes(tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])))
 
     def match(self, hashes: Sequence[bytes], salt: bytes, tokens: Sequence[int]) -> list[int]:
-        """Registered blocks holding the longest known prefix of `tokens`, at most `len(hashes)` of them. Takes no reference."""
+        """Registered blocks of the longest known prefix of `tokens`, at most `len(hashes)`. Takes no reference."""
         found: list[int] = []
         parent = ROOT
         for i, digest in enumerate(hashes):
@@ -101,7 +101,7 @@ class BlockManager:
             self._refs[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, evicting the least recently used cached blocks; None, and no change, when there are too few."""
+        """`count` blocks with one reference each, evicting least recently used ones. None when there are too few."""
         if count > self.available:
             return None
         blocks = []

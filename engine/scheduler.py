@@ -107,7 +107,7 @@ class Scheduler:
         offsets = np.concatenate(([0], np.cumsum(ends - starts)))
         owner = np.repeat(np.arange(len(chunks)), ends - starts)
         positions = np.arange(offsets[-1]) - (offsets[:-1] - starts)[owner]
-        rows = [chunk.sequence.row for chunk in chunks]
+        rows = np.array([chunk.sequence.row for chunk in chunks])
         table = self.table[rows, : blocks_for(int(ends.max()))]
         slots = table[owner, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + positions % BLOCK_TOKENS
         last_rows = [int(offsets[i + 1]) - 1 for i, chunk in enumerate(chunks) if chunk.samples]

@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens of a prompt and its answer. Owned by the step loop from `Scheduler.add` on; times are monotonic seconds."""
+    """Tokens of a prompt and its answer. The step loop's own from `Scheduler.add` on; times are monotonic seconds."""
 
     id: str
     salt: bytes

@@ -62,7 +62,7 @@ def test_digest_fields_cannot_pose_as_each_other() -> None:
     assert block_digest(b"", b"ab", b"") != block_digest(b"", b"a", b"b")
     assert block_digest(b"", b"x", b"") != block_digest(b"", b"", b"x")
     # The rule is public, so that another process can compute the same hashes.
-    assert block_digest(b"p", b"", b"tt") == hashlib.sha256(b"P\1\0\0\0p" b"S\0\0\0\0" b"T\2\0\0\0tt").digest()
+    assert block_digest(b"p", b"", b"tt") == hashlib.sha256(b"P\1\0\0\0pS\0\0\0\0T\2\0\0\0tt").digest()
 
 
 def test_the_tail_of_the_least_recently_used_sequence_is_evicted_first() -> None:

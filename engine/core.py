@@ -1,0 +1,98 @@
+"""The step loop: one thread that serves every model on the device, in turn.
+
+The front talks to it through a queue of commands, and hears from it one message a step, however many requests the step
+served.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.accounting import Clock
+from engine.hosted import Event, Generation, HostedModel
+from engine.sequence import FinishReason
+
+log = logging.getLogger("engine")
+
+IDLE_TICK = 1.0
+"""Seconds after which an idle loop brings its idle account up to date."""
+
+
+class EngineCore:
+    """`deliver(events)` is called on the loop's thread after each step that has news; it must not block."""
+
+    def __init__(self, models: Sequence[HostedModel], deliver: Callable[[list[Event]], None]) -> None:
+        self.models = {model.name: model for model in models}
+        self.clock = Clock(time.monotonic())
+        self._deliver = deliver
+        self._commands: deque[Callable[[], list[Event]]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, model: HostedModel, generation: Generation) -> None:
+        """Start a generation; its events follow until one has `finish` set."""
+
+        def start() -> list[Event]:
+            model.start(generation)
+            return []
+
+        self._command(start)
+
+    def abort(self, model: HostedModel, generation: Generation) -> None:
+        """End a generation before the next step; its last event says `abort`, unless it ended first."""
+        self._command(lambda: model.abort(generation))
+
+    def stop(self) -> None:
+        """End the loop after the step in progress; what still runs is aborted, with events."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _command(self, command: Callable[[], list[Event]]) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                self._loop()
+            reason: FinishReason = "abort"
+        except Exception:
+            # A defect outside any one request's step: nothing here can be trusted any more.
+            log.exception("The step loop failed; the engine must be restarted")
+            reason = "error"
+        events: list[Event] = []
+        while self._commands:
+            events += self._commands.popleft()()
+        for model in self.models.values():
+            events += model.end_all(reason)
+        if events:
+            self._deliver(events)
+
+    def _loop(self) -> None:
+        turn = deque(self.models.values())
+        while not self._stopping:
+            events: list[Event] = []
+            while self._commands:
+                events += self._commands.popleft()()
+            model = next((model for model in turn if model.has_work), None)
+            if model is not None:
+                events += model.step(self.clock)
+                turn.remove(model)
+                turn.append(model)
+            if events:
+                self._deliver(events)
+            if model is None:
+                self._wake.wait(IDLE_TICK)
+                self._wake.clear()
+                self.clock.idle_until(time.monotonic())

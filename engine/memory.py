@@ -1,0 +1,57 @@
+"""How much memory the KV pools get."""
+
+import re
+from pathlib import Path
+
+DEFAULT_SHARE = 0.25
+"""Of the memory that is available once the weights are loaded."""
+DEFAULT_LIMIT = 4 << 30
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "1073741824", "1GiB", "500MB", "2g"; a unit without the "i" counts in thousands. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size: write bytes, or a number with a unit such as 512MiB or 2GiB")
+    base = 1024 if found["binary"] else 1000
+    return int(float(found["number"]) * base ** _POWER[found["unit"].lower()])
+
+
+def show_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def available_memory() -> int:
+    """Bytes this process may still use: what the kernel could free up, or less where a control group limits us."""
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)
+
+
+def blocks_that_fit(block_bytes: list[int], kv_memory: int | None) -> int:
+    """Blocks each model gets when pools of equal length share `kv_memory` bytes (None: a share of what is available).
+
+    Raises ValueError when not even one block fits.
+    """
+    if kv_memory is None:
+        kv_memory = min(int(available_memory() * DEFAULT_SHARE), DEFAULT_LIMIT)
+    blocks = kv_memory // sum(block_bytes)
+    if blocks < 1:
+        raise ValueError(
+            f"{show_size(kv_memory)} of KV memory hold not even one block of 16 tokens: "
+            f"give --kv-memory at least {show_size(sum(block_bytes))}"
+        )
+    return blocks

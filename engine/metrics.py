@@ -1,0 +1,86 @@
+"""What /metrics shows, in Prometheus' text format. Counters are read from where the engine keeps them anyway."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from engine.core import EngineCore
+from engine.protocol import Account
+
+PREFIX = "farthing_engine_"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Latencies:
+    """Histograms over finished requests, observed on the event loop."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._queue, self._first_token, self._total = (
+            Histogram(PREFIX + name, text, ["model"], buckets=SECONDS, registry=self.registry)
+            for name, text in (
+                ("queue_seconds", "Arrival to first admission"),
+                ("ttft_seconds", "Arrival to first sampled token"),
+                ("request_seconds", "Arrival to end"),
+            )
+        )
+
+    def observe(self, model: str, account: Account) -> None:
+        self._queue.labels(model).observe(account.queue_seconds)
+        if account.ttft_seconds is not None:
+            self._first_token.labels(model).observe(account.ttft_seconds)
+        self._total.labels(model).observe(account.total_seconds)
+
+
+class CoreCollector:
+    """Reads one step loop's counters at each scrape."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._clock()
+        yield from self._models()
+
+    def _clock(self) -> Iterator[Metric]:
+        clock = self._core.clock
+        with clock.lock:
+            wall, idle = clock.mark - clock.start, clock.idle_seconds
+        # device_seconds over all models and kinds + idle_seconds == wall_seconds
+        yield CounterMetricFamily(PREFIX + "wall_seconds", "Wall time accounted for since start", value=wall)
+        yield CounterMetricFamily(PREFIX + "idle_seconds", "Part of it in which no step ran", value=idle)
+
+    def _models(self) -> Iterator[Metric]:
+        device = CounterMetricFamily(
+            PREFIX + "device_seconds", "Time of steps, shared over tokens", labels=["model", "kind"]
+        )
+        computed = CounterMetricFamily(
+            PREFIX + "computed_tokens", "Tokens computed, recomputes included", labels=["model", "kind"]
+        )
+        steps = CounterMetricFamily(PREFIX + "steps", "Steps run", labels=["model"])
+        requests = CounterMetricFamily(PREFIX + "requests", "Requests ended", labels=["model", "finish_reason"])
+        tokens = CounterMetricFamily(
+            PREFIX + "request_tokens", "Tokens of ended requests, as in their accounts", labels=["model", "kind"]
+        )
+        preemptions = CounterMetricFamily(PREFIX + "preemptions", "Requests put back to wait", labels=["model"])
+        queued = GaugeMetricFamily(PREFIX + "sequences", "Requests in progress", labels=["model", "state"])
+        blocks = GaugeMetricFamily(PREFIX + "kv_blocks", "KV blocks of 16 tokens", labels=["model", "state"])
+        for name, model in self._core.models.items():
+            device.add_metric([name, "prefill"], model.device.prefill_seconds)
+            device.add_metric([name, "decode"], model.device.decode_seconds)
+            computed.add_metric([name, "prefill"], model.device.prefill_tokens)
+            computed.add_metric([name, "decode"], model.device.decode_tokens)
+            steps.add_metric([name], model.device.steps)
+            for reason, count in model.finished.copy().items():
+                requests.add_metric([name, reason], count)
+            for kind, count in model.tokens.copy().items():
+                tokens.add_metric([name, kind], count)
+            preemptions.add_metric([name], model.scheduler.preemptions)
+            queued.add_metric([name, "running"], len(model.scheduler.running))
+            queued.add_metric([name, "waiting"], len(model.scheduler.waiting))
+            free, cached = model.blocks.free, model.blocks.cached
+            blocks.add_metric([name, "free"], free)
+            blocks.add_metric([name, "cached"], cached)
+            blocks.add_metric([name, "held"], model.blocks.num_blocks - free - cached)
+        yield from (device, computed, steps, requests, tokens, preemptions, queued, blocks)

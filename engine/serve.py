@@ -1,0 +1,130 @@
+"""Starts the engine as a process: loads models, decides how much memory their caches get, serves until a signal."""
+
+import asyncio
+import resource
+import signal
+import socket
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import uvicorn
+
+from engine.batch import BLOCK_TOKENS
+from engine.front import Front
+from engine.hosted import HostedModel
+from engine.memory import blocks_that_fit, show_size
+from engine.runner import load
+from engine.server import create_app
+from engine.tokenizer import load_tokenizer
+
+GRACE = 5
+"""Seconds that running requests have to finish after a signal; then they are aborted and answered."""
+
+DType = Literal["float32", "bfloat16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    models: dict[str, Path]
+    host: str
+    port: int
+    dtype: DType
+    kv_memory: int | None
+    """Bytes for the KV of all models together; None takes a share of what is free."""
+    threads: int | None
+    max_batch_tokens: int
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a port in use is found out before anything is loaded. Raises OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def load_models(options: ServeOptions) -> list[HostedModel]:
+    """Load every model and share the KV memory out among them. Raises ModelFileError, TokenizerError or ValueError."""
+    loaded = {
+        name: (load(path, options.dtype, options.threads), load_tokenizer(path))
+        for name, path in options.models.items()
+    }
+    blocks = blocks_that_fit([runner.block_bytes for runner, _ in loaded.values()], options.kv_memory)
+    return [
+        HostedModel(name, runner, tokenizer, blocks, options.max_batch_tokens)
+        for name, (runner, tokenizer) in loaded.items()
+    ]
+
+
+def describe(options: ServeOptions, models: list[HostedModel], address: str) -> str:
+    """What was decided, in a few lines."""
+    lines = [f"Farthing engine at {address}/v1"]
+    for model in models:
+        config, pool = model.runner.config, model.blocks.num_blocks * model.runner.block_bytes
+        lines.append(
+            f"  model    {model.name}: {config.architecture}, {config.num_layers} layers, {options.dtype}, context "
+            f"{model.max_context:,} tokens; KV cache {model.blocks.num_blocks:,} blocks of {BLOCK_TOKENS} tokens = "
+            f"{model.pool_tokens:,} tokens, {show_size(pool)}"
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines.append(f"  memory   {show_size(peak)} at most while loading; the KV cache takes its share as it fills")
+    lines.append(f"  threads  {torch.get_num_threads()}")
+    lines.append(
+        f"  batch    up to {options.max_batch_tokens} tokens a step, {len(models[0].scheduler.table)} requests"
+    )
+    return "\n".join(lines)
+
+
+def serve(options: ServeOptions, listener: socket.socket) -> str | None:
+    """Serve on `listener` until SIGTERM or SIGINT. Returns why it could not, or None after a graceful end."""
+    # uvicorn raises the signal again once it is done: by then there is nothing left to do but leave with status 0.
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.signal(signal.SIGINT, _ignore)
+    return asyncio.run(_serve(options, listener))
+
+
+async def _serve(options: ServeOptions, listener: socket.socket) -> str | None:
+    front = Front()
+    config = uvicorn.Config(
+        create_app(front), log_level="warning", access_log=False, timeout_graceful_shutdown=2 * GRACE, backlog=2048
+    )
+    server = _Server(config, front)
+    loading = asyncio.create_task(_load(options, listener, front, server))
+    await server.serve(sockets=[listener])
+    return await loading if loading.done() else None
+
+
+async def _load(options: ServeOptions, listener: socket.socket, front: Front, server: uvicorn.Server) -> str | None:
+    try:
+        models = await asyncio.to_thread(load_models, options)
+    except (ValueError, OSError, MemoryError) as error:
+        server.should_exit = True
+        return str(error)
+    host, port = listener.getsockname()[:2]
+    print(describe(options, models, f"http://{f'[{host}]' if ':' in host else host}:{port}"), flush=True)
+    front.open(models)
+    return None
+
+
+class _Server(uvicorn.Server):
+    """Answers what is still running after the grace period instead of cutting its connection."""
+
+    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+        super().__init__(config)
+        self._front = front
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(GRACE, self._front.abort_all)
+        await super().shutdown(sockets)
+
+
+def _ignore(signum: int, frame: types.FrameType | None) -> None:
+    pass

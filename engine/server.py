@@ -1,0 +1,176 @@
+"""The engine's HTTP face: OpenAI's chat and text completions, and what the gateway needs besides."""
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import Any
+
+import msgspec
+import prometheus_client
+from litestar import Litestar, Request, Response, get, post
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp
+
+from engine.answer import answer
+from engine.api_reply import ReplyKind, ReplyWriter
+from engine.api_request import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+    TokenizeRequest,
+    decode,
+    sampling_params,
+)
+from engine.chat import ChatError, render
+from engine.errors import ApiError, bad_request
+from engine.front import Front
+from engine.hosted import HostedModel
+from engine.metrics import CoreCollector
+from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
+
+log = logging.getLogger("engine")
+
+MAX_BODY = 8 << 20
+"""Bytes of a request body; the longest context of text is far below."""
+MAX_DRAIN = 8 * MAX_BODY
+"""A body too large is read up to here, so that its sender gets to see the answer."""
+
+HttpRequest = Request[Any, Any, Any]
+
+
+def create_app(front: Front) -> Litestar:
+    """The application over `front`, which may still be loading its models."""
+    return Litestar(
+        [chat_completions, completions, tokenize, abort, list_models, health, metrics],
+        dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=None,
+        on_shutdown=[front.close],
+    )
+
+
+@post("/v1/chat/completions")
+async def chat_completions(request: HttpRequest, front: Front) -> ASGIApp:
+    body = decode(await _read_body(request), ChatRequest)
+    model = front.model(body.model)
+    prompt = await _render(model, body.messages)
+    return _generate(request, front, model, body, prompt, "chat")
+
+
+@post("/v1/completions")
+async def completions(request: HttpRequest, front: Front) -> ASGIApp:
+    body = decode(await _read_body(request), CompletionRequest)
+    model = front.model(body.model)
+    prompt = await _encode(model, body.prompt) if isinstance(body.prompt, str) else body.prompt
+    return _generate(request, front, model, body, prompt, "text")
+
+
+@post("/tokenize")
+async def tokenize(request: HttpRequest, front: Front) -> Response[bytes]:
+    """Counts a prompt, or a conversation as the chat endpoint would send it to the model."""
+    body = decode(await _read_body(request), TokenizeRequest)
+    model = front.model(body.model)
+    if isinstance(body.messages, list) == isinstance(body.prompt, str):
+        raise bad_request("Give either messages or prompt.", "prompt")
+    if isinstance(body.messages, list):
+        tokens = await _render(model, body.messages)
+    else:
+        assert isinstance(body.prompt, str)
+        tokens = await _encode(model, body.prompt)
+    return _json(TokenizeReply(len(tokens), model.max_model_len, tokens))
+
+
+@post("/v1/abort")
+async def abort(request: HttpRequest, front: Front) -> Response[bytes]:
+    """Ends a request before the next step; its own response ends normally with `finish_reason: "abort"`."""
+    id = decode(await _read_body(request), AbortRequest).id
+    running = front.find(id)
+    if running is None:
+        raise ApiError(404, f"No request with the id {id!r} is running.", param="id", code="request_not_found")
+    front.abort(running)
+    return _json({"id": id, "status": "aborting"})
+
+
+@get("/v1/models")
+async def list_models(front: Front) -> Response[bytes]:
+    common = {"object": "model", "created": front.opened_at, "owned_by": "farthing"}
+    entries = [{"id": name, **common, "max_model_len": model.max_model_len} for name, model in front.models.items()]
+    return _json({"object": "list", "data": entries})
+
+
+@get("/health")
+async def health(front: Front) -> Response[bytes]:
+    return _json({"status": front.status}, 200 if front.status == "ok" else 503)
+
+
+@get("/metrics")
+async def metrics(front: Front) -> Response[bytes]:
+    text = prometheus_client.generate_latest(front.latencies.registry)
+    if front.core is not None:
+        text += prometheus_client.generate_latest(CoreCollector(front.core))
+    return Response(text, media_type=prometheus_client.CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _generate(
+    request: HttpRequest,
+    front: Front,
+    model: HostedModel,
+    body: ChatRequest | CompletionRequest,
+    prompt: list[int],
+    kind: ReplyKind,
+) -> ASGIApp:
+    id = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+    tenant = request.headers.get(TENANT_HEADER, "")
+    running = front.submit(id, tenant, model, prompt, sampling_params(body), bool(body.stream))
+    writer = ReplyWriter(kind, id, model.name, int(time.time()))
+    return answer(front, running, writer, (body.stream_options or StreamOptions()) if body.stream else None)
+
+
+async def _render(model: HostedModel, messages: list[dict[str, Any]]) -> list[int]:
+    try:
+        return await asyncio.to_thread(render, model.tokenizer, messages)
+    except ChatError as error:
+        raise bad_request(str(error), error.param) from error
+
+
+async def _encode(model: HostedModel, text: str) -> list[int]:
+    return await asyncio.to_thread(model.tokenizer.encode, text, add_special=True)
+
+
+async def _read_body(request: HttpRequest) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= MAX_BODY:
+            parts.append(part)
+        elif size > MAX_DRAIN:
+            break
+    if size > MAX_BODY:
+        raise ApiError(413, f"The request body is larger than {MAX_BODY} bytes.", code="request_too_large")
+    return b"".join(parts)
+
+
+def _json(value: object, status: int = 200) -> Response[bytes]:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _api_error(request: HttpRequest, error: ApiError) -> Response[bytes]:
+    return Response(error.body(), status_code=error.status, media_type="application/json")
+
+
+def _http_error(request: HttpRequest, error: HTTPException) -> Response[bytes]:
+    """Unknown paths and methods."""
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return _api_error(request, ApiError(error.status_code, message, code="http_error"))
+
+
+def _unexpected_error(request: HttpRequest, error: Exception) -> Response[bytes]:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _api_error(
+        request, ApiError(500, "The engine failed on this request; its log says why.", code="engine_error")
+    )
