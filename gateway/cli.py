@@ -7,6 +7,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gateway import budgets_cli, keys_cli
+from gateway.command_line import DatabaseUrl, DataDir, fail, find_database
+
 app = typer.Typer(
     name="farthing",
     help="An LLM gateway with its own inference engine that knows what every token cost.",
@@ -14,16 +17,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(keys_cli.app, name="keys")
+app.add_typer(budgets_cli.app, name="budgets")
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def main() -> None:
     app()
-
-
-def fail(message: str) -> NoReturn:
-    typer.echo(f"farthing: {message}", err=True)
-    raise typer.Exit(1)
 
 
 @app.command()
@@ -42,7 +42,7 @@ def up(
 ) -> None:
     """Start PostgreSQL, the engine and the gateway; print how to use them; Ctrl-C stops all of it."""
     from gateway import up as command
-    from gateway.database import DatabaseUnavailableError
+    from gateway.connect import DatabaseUnavailableError
     from gateway.datadir import DataDirError
     from gateway.postgres import PostgresFailedError
     from gateway.supervisor import PartDiedError
@@ -90,16 +90,9 @@ def gateway(context: typer.Context) -> None:
 
 
 @app.command()
-def migrate(
-    database_url: Annotated[
-        str | None, typer.Option(envvar="FARTHING_DATABASE_URL", help="Default: the one in up.json.")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Whose up.json to read.")] = None,
-) -> None:
+def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Bring the database schema up to date."""
-    from gateway.admin_cli import database_of
-
-    os.environ["FARTHING_DATABASE_URL"] = database_of(database_url, data_dir).render_as_string(hide_password=False)
+    os.environ["FARTHING_DATABASE_URL"] = find_database(database_url, data_dir).render_as_string(hide_password=False)
     run_module("migrations")
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import URL
 
 from gateway import datadir
 from gateway.banner import banner
-from gateway.database import asyncpg_url, libpq_url, transaction
+from gateway.connect import asyncpg_url, libpq_url, transaction
 from gateway.first_key import working_key
 from gateway.postgres import EmbeddedPostgres
 from gateway.processes import PythonChild

@@ -1,0 +1,126 @@
+"""`farthing budgets …`: how much a scope may spend in a window. Heavy imports wait, as in cli.py."""
+
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from billing.budgets import Budget
+
+app = typer.Typer(help="Set, list and remove budgets.", no_args_is_help=True)
+
+
+@app.command("set")
+def set_(
+    kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key, tag or model.")],
+    which: Annotated[str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; tag; model.")],
+    limit: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much may be spent in one window.")],
+    window: Annotated[str, typer.Option(help="hour, day, week, month or none.")] = "month",
+    time_zone: Annotated[str, typer.Option(help="Where its days begin, like Europe/Paris.")] = "UTC",
+    currency: Annotated[str, typer.Option(help="Currency of the amount, the gateway's own.")] = "USD",
+    soft: Annotated[bool, typer.Option("--soft", help="Only count; refuse nothing.")] = False,
+    org: Annotated[str, typer.Option(help="Organisation of the team or user.")] = "default",
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a budget, or change the one that the scope has for this kind of window."""
+    try:
+        amount = Decimal(limit)
+    except InvalidOperation:
+        fail(f"{limit!r} is not an amount; write it like 12.50")
+
+    async def work(connection: "AsyncConnection") -> None:
+        from typing import cast
+
+        from billing.budgets import ScopeKind, set_budget
+        from billing.windows import Window
+
+        scope_id = await _scope_id(connection, kind, which, org)
+        await set_budget(
+            connection,
+            cast(ScopeKind, kind),  # both checked by set_budget
+            scope_id,
+            cast(Window, window),
+            amount,
+            currency=currency,
+            time_zone=time_zone,
+            hard=not soft,
+        )
+
+    in_database(work, database_url, data_dir)
+    typer.echo(f"{kind} {which}: {amount} {currency}, window {window}")
+
+
+@app.command("list")
+def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
+    """List all budgets with what their current windows hold."""
+
+    async def work(connection: "AsyncConnection") -> "list[Budget]":
+        from billing.budgets import list_budgets
+
+        return await list_budgets(connection)
+
+    rows = [
+        {
+            "id": budget.id,
+            "scope": budget.scope_kind,
+            "scope_id": budget.scope_id,
+            "window": budget.window,
+            "hard": budget.hard,
+            "currency": budget.currency,
+            "limit": budget.limit_amount,
+            "settled": budget.settled,
+            "held": budget.leased,
+            "resets_at": budget.resets_at,
+        }
+        for budget in in_database(work, database_url, data_dir)
+    ]
+    show(rows, as_json)
+
+
+@app.command()
+def remove(
+    budget_id: Annotated[UUID, typer.Argument(metavar="ID", help="The id that `farthing budgets list` shows.")],
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Forget a budget; the ledger keeps what was spent."""
+
+    async def work(connection: "AsyncConnection") -> bool:
+        from billing.budgets import remove_budget
+
+        return await remove_budget(connection, budget_id)
+
+    if not in_database(work, database_url, data_dir):
+        fail(f"there is no budget {budget_id}; `farthing budgets list` shows all")
+    typer.echo(f"removed {budget_id}")
+
+
+async def _scope_id(connection: "AsyncConnection", kind: str, which: str, org: str) -> str:
+    """The id that a budget is stored under. A budget on somebody who does not exist would never apply: ends here."""
+    from billing import people
+
+    if kind in ("tag", "model"):
+        return which
+    if kind == "key":
+        found = [key.key_id for key in await people.list_keys(connection) if which in (str(key.key_id), key.prefix)]
+        if len(found) != 1:
+            fail(f"{len(found) or 'no'} keys are called {which!r}; take an id from `farthing keys list`")
+        return str(found[0])
+    if kind not in ("org", "team", "user"):
+        fail(f"{kind!r} is not a scope; use org, team, user, key, tag or model")
+    org_id = await people.find_org(connection, which if kind == "org" else org)
+    if org_id is None:
+        fail(f"there is no organisation {which if kind == 'org' else org!r}")
+    if kind == "org":
+        return str(org_id)
+    member = await (people.find_team if kind == "team" else people.find_user)(connection, org_id, which)
+    if member is None:
+        fail(f"there is no {kind} {which!r} in the organisation {org!r}")
+    return str(member)

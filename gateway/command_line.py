@@ -1,0 +1,88 @@
+"""What the commands share: ending with a sentence, finding the database, showing rows. Heavy imports wait."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+T = TypeVar("T")
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option(envvar="FARTHING_DATABASE_URL", help="Default: that of the running `farthing up`.")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Whose `farthing up` (default: $FARTHING_DATA, else ~/.local/share/farthing).")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON for scripts.")]
+
+
+def fail(message: str) -> NoReturn:
+    """End with one sentence on stderr and exit code 1."""
+    typer.echo(f"farthing: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def find_database(database_url: str | None, data_dir: Path | None) -> "URL":
+    """The database named on the command line, else the one in up.json."""
+    from gateway.connect import DatabaseUnavailableError, asyncpg_url
+    from gateway.upfile import UpFile, default_data_dir
+
+    if database_url is None:
+        folder = data_dir or default_data_dir()
+        last = UpFile.read(folder)
+        if last is None:
+            fail(f"no database: {folder} has no up.json. Run `farthing up` or give --database-url")
+        database_url = last.database_url
+    try:
+        return asyncpg_url(database_url)
+    except DatabaseUnavailableError as error:
+        fail(str(error))
+
+
+def in_database(work: "Callable[[AsyncConnection], Awaitable[T]]", database_url: str | None, data_dir: Path | None) -> T:
+    """What `work` returns from inside one transaction; a failure it can name ends the command."""
+    from gateway.connect import DatabaseUnavailableError, transaction
+
+    url = find_database(database_url, data_dir)
+
+    async def run() -> T:
+        async with transaction(url) as connection:
+            return await work(connection)
+
+    try:
+        return asyncio.run(run())
+    except DatabaseUnavailableError as error:
+        fail(f"{error}. Is `farthing up` running?" if database_url is None else str(error))
+    except ValueError as error:  # how billing refuses a bad name, window or amount
+        fail(str(error))
+
+
+def show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows as a table for people, or as JSON with every value a string, number or null."""
+    if as_json:
+        typer.echo(json.dumps(rows, default=_plain, indent=2))
+        return
+    if not rows:
+        typer.echo("none")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*(column.replace("_", " ") for column in rows[0]))
+    for row in rows:
+        table.add_row(*(Text("" if value is None else _plain(value)) for value in row.values()))
+    # An id or a key cut off at a narrow terminal's edge would be useless: let the terminal wrap the lines.
+    Console(width=Console(width=10_000).measure(table).maximum).print(table, soft_wrap=True)
+
+
+def _plain(value: object) -> str:
+    return value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)
