@@ -51,7 +51,7 @@ def chi_square(drawn: list[int], probabilities: Tensor) -> float:
     # Wilson and Hilferty's cube-root transform of a chi-square variable with `degrees` degrees of freedom
     degrees = len(want) - 1
     statistic = float(((observed - want) ** 2 / want).sum())
-    return ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
+    return (math.cbrt(statistic / degrees) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
 
 
 CASES = [
@@ -69,10 +69,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("params", CASES, ids=repr)
-@pytest.mark.parametrize("vocabulary", [50, 3000])
-def test_the_drawn_distribution_is_the_asked_one(params: SamplingParams, vocabulary: int) -> None:
+@pytest.mark.parametrize(("vocabulary", "count"), [(50, 20_000), (2000, 3000)])
+def test_the_drawn_distribution_is_the_asked_one(params: SamplingParams, vocabulary: int, count: int) -> None:
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(5)) * 2
-    score = chi_square(draw(logits, params, 20_000), expected(logits, params))
+    score = chi_square(draw(logits, params, count), expected(logits, params))
     assert abs(score) < 4
 
 
@@ -83,7 +83,7 @@ def test_the_chi_square_notices_a_wrong_distribution() -> None:
 
 def test_a_filter_that_keeps_more_than_the_candidates_sees_the_whole_vocabulary() -> None:
     flat = torch.zeros(8 * CANDIDATES)
-    drawn = draw(flat, SamplingParams(top_p=0.5), 4000)
+    drawn = draw(flat, SamplingParams(top_p=0.5), 400)
     assert max(drawn) >= 3 * CANDIDATES and max(drawn) < 4 * CANDIDATES + 2
 
 
@@ -96,7 +96,7 @@ filters = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_a_row_does_not_depend_on_its_neighbours_or_its_place(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))

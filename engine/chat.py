@@ -1,0 +1,202 @@
+"""A conversation to prompt tokens, through the chat template that the model brings.
+
+Templates are Jinja programs written for the Hugging Face libraries; they run in Jinja's sandbox with the same filters
+and functions that those give them. Text from outside never turns into control tokens: before a template sees a
+control token written out in a message (`<|im_end|>`), the text is broken by a random mark that no message can
+contain, and the mark is taken out again when the text is tokenised.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.tokenizer import Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+FIELD_USE = r"""\bm(sg|essages?(\[[^\]]+\])?)?(\.|\.get\(['"]|\[['"]){key}\b"""
+"""How a template reads a field of a message: `message.name`, `messages[0]['name']`, `msg.get("name")`, …"""
+
+
+class ChatError(ValueError):
+    """The conversation can't be turned into a prompt. `param` names the part of the request that is wrong."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Prompt token ids of a conversation in the OpenAI shape, the start of the assistant's next message included.
+
+    Raises ChatError for what the template or the model can't take.
+    """
+    if tokenizer.chat_template is None:
+        raise ChatError(
+            "this model has no chat template (it is a base model): use /v1/completions with a prompt", "model"
+        )
+    if not messages:
+        raise ChatError("messages is empty: send at least one message", "messages")
+    template = tokenizer.chat_template
+    plain = [_plain(message, f"messages[{i}]", template) for i, message in enumerate(messages)]
+
+    mark = f"\ufdd0{secrets.token_hex(16)}\ufdd0"
+    marked = [
+        {key: value if key == "role" else _mark(value, tokenizer, mark) for key, value in m.items()} for m in plain
+    ]
+    try:
+        text = _compile(template).render(
+            messages=marked, tools=None, documents=None, add_generation_prompt=True, **tokenizer.special_tokens
+        )
+    except (TemplateError, TypeError, LookupError, ArithmeticError) as error:
+        reason = str(error).replace(mark, "")
+        raise ChatError(f"the model's chat template refused these messages: {reason}", "messages") from error
+    try:
+        ids = _encode(tokenizer, text, mark)
+    except ValueError as error:
+        raise ChatError(str(error), "messages") from error
+    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+        ids.insert(0, tokenizer.bos_id)
+    return ids
+
+
+def _plain(message: Mapping[str, Any], where: str, template: str) -> dict[str, Any]:
+    """The message as templates expect it: content is one string, empty fields are gone, arguments are objects."""
+    if not isinstance(message, Mapping):
+        raise ChatError(f"{where} must be an object with a role and a content", where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise ChatError(f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", f"{where}.role")
+    if role == "developer" and role not in template:
+        role = "system"  # what the role was called before it was renamed
+    plain: dict[str, Any] = {"role": role}
+    plain["content"] = _text(message.get("content"), role, f"{where}.content")
+    for key, value in message.items():
+        if key in plain or value in (None, [], {}):
+            continue
+        # A tool's answer must name its call; most templates tell by the order, so that the id alone is not in them.
+        if key != "tool_call_id" and not re.search(FIELD_USE.format(key=re.escape(key)), template):
+            raise ChatError(
+                f"{where}.{key} is not supported: this model's chat template has no place for it", f"{where}.{key}"
+            )
+        plain[key] = _tool_calls(value, f"{where}.{key}") if key == "tool_calls" else value
+    return plain
+
+
+def _text(content: Any, role: str, where: str) -> str:
+    """Content as one string; text parts are joined by line breaks."""
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, list):
+        raise ChatError(f"{where} must be a string or a list of text parts", where)
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", None):
+            raise ChatError(
+                f"{where}[{i}] is a part of type {kind!r}: this model takes text only", f"{where}[{i}].type"
+            )
+        if kind is None or not isinstance(part.get("text"), str):
+            raise ChatError(f'{where}[{i}] must look like {{"type": "text", "text": "…"}}', f"{where}[{i}]")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as objects: the API carries them as JSON text, templates write them as JSON."""
+    try:
+        return [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ChatError(f"{where} must be a list of function calls whose arguments are JSON text", where) from error
+
+
+def _mark(value: Any, tokenizer: Tokenizer, mark: str) -> Any:
+    """`value` with every control token in its strings, at any depth, broken by `mark`."""
+    if isinstance(value, str):
+        while spans := list(tokenizer.control_spans(value)):  # again, for one token may hide behind another's start
+            for start, _ in reversed(spans):  # from the right, so that the spans still to come keep their places
+                value = value[: start + 1] + mark + value[start + 1 :]
+        return value
+    if isinstance(value, Mapping):
+        return {_mark(key, tokenizer, mark): _mark(item, tokenizer, mark) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mark(item, tokenizer, mark) for item in value]
+    return value
+
+
+def _encode(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
+    """Token ids of rendered text: control tokens where the template wrote them, not where a message did."""
+    if mark not in text:
+        return tokenizer.encode(text, add_special=False)
+    ids: list[int] = []
+    done = 0
+    for start, end in tokenizer.control_spans(text):
+        ids += tokenizer.encode_plain(text[done:start].replace(mark, ""))
+        ids.append(tokenizer.control_tokens[text[start:end]])
+        done = end
+    return ids + tokenizer.encode_plain(text[done:].replace(mark, ""))
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    try:
+        return ENVIRONMENT.from_string(source)
+    except TemplateSyntaxError as error:
+        raise ChatError(f"the model's chat template is not valid: {error}", "model") from error
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained to see it: Jinja's own filter would escape `<`, `>`, `&` and `'` for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a model is trained on; for a prompt it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
+    return environment
+
+
+ENVIRONMENT = _environment()
