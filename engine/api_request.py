@@ -93,13 +93,14 @@ def decode(body: bytes, kind: type[T]) -> T:
     """The body as a `kind`; raises ApiError (400) with a sentence and, where one is to blame, the parameter's name."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.ValidationError as error:
-        raise bad_request(f"The request body must be a JSON object: {error}.", code="invalid_json") from error
     except (msgspec.DecodeError, RecursionError) as error:
         name = _non_finite(body)
         if name is not None:
             raise bad_request(f"{name} must be a finite number.", name) from error
-        raise bad_request(f"The request body is not valid JSON in UTF-8: {error}.", code="invalid_json") from error
+        problem = (
+            "must be a JSON object" if isinstance(error, msgspec.ValidationError) else "is not valid JSON in UTF-8"
+        )
+        raise bad_request(f"The request body {problem}: {error}.", code="invalid_json") from error
     if kind is ChatRequest or kind is CompletionRequest:
         fields = _drop_off_values(fields)
     try:

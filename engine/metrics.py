@@ -33,6 +33,14 @@ class Latencies:
         self._total.labels(model).observe(account.total_seconds)
 
 
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, labels=["model", *labels])
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=["model", *labels])
+
+
 class CoreCollector:
     """Reads one step loop's counters at each scrape."""
 
@@ -52,20 +60,14 @@ class CoreCollector:
         yield CounterMetricFamily(PREFIX + "idle_seconds", "Part of it in which no step ran", value=idle)
 
     def _models(self) -> Iterator[Metric]:
-        device = CounterMetricFamily(
-            PREFIX + "device_seconds", "Time of steps, shared over tokens", labels=["model", "kind"]
-        )
-        computed = CounterMetricFamily(
-            PREFIX + "computed_tokens", "Tokens computed, recomputes included", labels=["model", "kind"]
-        )
-        steps = CounterMetricFamily(PREFIX + "steps", "Steps run", labels=["model"])
-        requests = CounterMetricFamily(PREFIX + "requests", "Requests ended", labels=["model", "finish_reason"])
-        tokens = CounterMetricFamily(
-            PREFIX + "request_tokens", "Tokens of ended requests, as in their accounts", labels=["model", "kind"]
-        )
-        preemptions = CounterMetricFamily(PREFIX + "preemptions", "Requests put back to wait", labels=["model"])
-        queued = GaugeMetricFamily(PREFIX + "sequences", "Requests in progress", labels=["model", "state"])
-        blocks = GaugeMetricFamily(PREFIX + "kv_blocks", "KV blocks of 16 tokens", labels=["model", "state"])
+        device = _counter("device_seconds", "Time of steps, shared out over the tokens they computed", "kind")
+        computed = _counter("computed_tokens", "Tokens computed, recomputes included", "kind")
+        steps = _counter("steps", "Steps run")
+        requests = _counter("requests", "Requests ended", "finish_reason")
+        tokens = _counter("request_tokens", "Tokens of ended requests, named as in their accounts", "kind")
+        preemptions = _counter("preemptions", "Times a request was put back to wait for memory")
+        queued = _gauge("sequences", "Requests in progress", "state")
+        blocks = _gauge("kv_blocks", "KV blocks of 16 tokens", "state")
         for name, model in self._core.models.items():
             device.add_metric([name, "prefill"], model.device.prefill_seconds)
             device.add_metric([name, "decode"], model.device.decode_seconds)

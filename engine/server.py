@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import prometheus_client
 from litestar import Litestar, Request, Response, get, post
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
@@ -55,7 +55,7 @@ def create_app(front: Front) -> Litestar:
 
 
 @post("/v1/chat/completions")
-async def chat_completions(request: HttpRequest, front: Front) -> ASGIApp:
+async def chat_completions(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
     body = decode(await _read_body(request), ChatRequest)
     model = front.model(body.model)
     prompt = await _render(model, body.messages)
@@ -63,7 +63,7 @@ async def chat_completions(request: HttpRequest, front: Front) -> ASGIApp:
 
 
 @post("/v1/completions")
-async def completions(request: HttpRequest, front: Front) -> ASGIApp:
+async def completions(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
     body = decode(await _read_body(request), CompletionRequest)
     model = front.model(body.model)
     prompt = await _encode(model, body.prompt) if isinstance(body.prompt, str) else body.prompt
@@ -71,7 +71,7 @@ async def completions(request: HttpRequest, front: Front) -> ASGIApp:
 
 
 @post("/tokenize")
-async def tokenize(request: HttpRequest, front: Front) -> Response[bytes]:
+async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Response[bytes]:
     """Counts a prompt, or a conversation as the chat endpoint would send it to the model."""
     body = decode(await _read_body(request), TokenizeRequest)
     model = front.model(body.model)
@@ -86,7 +86,7 @@ async def tokenize(request: HttpRequest, front: Front) -> Response[bytes]:
 
 
 @post("/v1/abort")
-async def abort(request: HttpRequest, front: Front) -> Response[bytes]:
+async def abort(request: HttpRequest, front: NamedDependency[Front]) -> Response[bytes]:
     """Ends a request before the next step; its own response ends normally with `finish_reason: "abort"`."""
     id = decode(await _read_body(request), AbortRequest).id
     running = front.find(id)
@@ -97,19 +97,19 @@ async def abort(request: HttpRequest, front: Front) -> Response[bytes]:
 
 
 @get("/v1/models")
-async def list_models(front: Front) -> Response[bytes]:
+async def list_models(front: NamedDependency[Front]) -> Response[bytes]:
     common = {"object": "model", "created": front.opened_at, "owned_by": "farthing"}
     entries = [{"id": name, **common, "max_model_len": model.max_model_len} for name, model in front.models.items()]
     return _json({"object": "list", "data": entries})
 
 
 @get("/health")
-async def health(front: Front) -> Response[bytes]:
+async def health(front: NamedDependency[Front]) -> Response[bytes]:
     return _json({"status": front.status}, 200 if front.status == "ok" else 503)
 
 
 @get("/metrics")
-async def metrics(front: Front) -> Response[bytes]:
+async def metrics(front: NamedDependency[Front]) -> Response[bytes]:
     text = prometheus_client.generate_latest(front.latencies.registry)
     if front.core is not None:
         text += prometheus_client.generate_latest(CoreCollector(front.core))
