@@ -1,55 +1,41 @@
-"""Database addresses as people write them, and a connection for one command."""
+"""PostgreSQL as the request path sees it: it answers soon, or the caller is told to come back."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+import asyncpg
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-CONNECT_SECONDS = 10
+from gateway.errors import unavailable
 
-
-class DatabaseUnavailableError(RuntimeError):
-    """The address is wrong or nobody answers there; the message says which and what to do."""
-
-
-def asyncpg_url(address: str) -> URL:
-    """SQLAlchemy's URL for `postgresql://…` (or `postgres://…`) as psql and hosting companies write it."""
-    try:
-        url = make_url(address)
-    except ArgumentError:
-        raise DatabaseUnavailableError(
-            f"{address!r} is not a database URL; write it like postgresql://user:password@host:5432/name"
-        ) from None
-    if url.get_backend_name() not in ("postgresql", "postgres"):
-        raise DatabaseUnavailableError(f"Farthing needs PostgreSQL, and {url.render_as_string()} is something else")
-    query = dict(url.query)
-    if "sslmode" in query:  # libpq's name for what asyncpg calls ssl
-        query["ssl"] = query.pop("sslmode")
-    return url.set(drivername="postgresql+asyncpg", query=query)
+SECONDS = 3.0
+"""Longest wait for the database within one step of a request."""
 
 
-def libpq_url(url: URL) -> str:
-    """The same address without SQLAlchemy's driver, password included."""
-    query = dict(url.query)
-    if "ssl" in query:
-        query["sslmode"] = query.pop("ssl")
-    return url.set(drivername="postgresql", query=query).render_as_string(hide_password=False)
+def connect(url: str) -> AsyncEngine:
+    """A pool that checks a connection before handing it out, so a restarted server costs no request."""
+    return create_async_engine(
+        url, pool_pre_ping=True, pool_size=10, max_overflow=20, pool_timeout=SECONDS, connect_args={"timeout": SECONDS}
+    )
 
 
 @contextlib.asynccontextmanager
-async def transaction(url: URL) -> AsyncIterator[AsyncConnection]:
-    """One transaction on `url`. Raises DatabaseUnavailableError when there is no connection to be had."""
-    engine = create_async_engine(url, connect_args={"timeout": CONNECT_SECONDS})
+async def reachable() -> AsyncIterator[None]:
+    """Turn "the database is away" within the block into ApiError 503 with Retry-After; other errors pass."""
     try:
-        try:
-            connection = await engine.connect()
-        except (OSError, TimeoutError, TypeError, ValueError, DBAPIError) as error:
-            reason = str(getattr(error, "orig", None) or error) or type(error).__name__
-            where = url.render_as_string(hide_password=True)
-            raise DatabaseUnavailableError(f"cannot connect to {where}: {reason}") from error
-        async with connection, connection.begin():
-            yield connection
-    finally:
-        await engine.dispose()
+        async with asyncio.timeout(SECONDS):
+            yield
+    except DBAPIError as error:
+        if not is_away(error):
+            raise
+        raise unavailable("The ledger's database is away.") from error
+    except (OSError, PoolTimeoutError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError) as error:
+        raise unavailable("The ledger's database is away.") from error
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Whether the connection is what failed, not the statement."""
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)

@@ -1,0 +1,51 @@
+"""`python -m gateway --config farthing.toml --host 127.0.0.1 --port 8080`: the gateway process."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from billing.spool import SpoolError
+from gateway.app import create_app
+from gateway.server import config as server_config
+from gateway.settings import ConfigurationError, Settings
+from gateway.telemetry import configure_logs
+
+
+def serve(
+    config: Annotated[Path, typer.Option(help="A file like farthing.example.toml.")] = Path("farthing.toml"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8080,
+) -> None:
+    """Serve the gateway until SIGTERM or Ctrl-C."""
+    configure_logs()
+    try:
+        settings = Settings.load(config)
+        listener = _listen(host, port)
+        app = create_app(settings)
+    except (ConfigurationError, SpoolError, OSError) as error:
+        typer.echo(f"farthing gateway: {error}", err=True)
+        raise typer.Exit(1) from None
+    address = f"http://{host}:{listener.getsockname()[1]}"
+    typer.echo(f"gateway listens on {address}", err=True)
+    uvicorn.Server(server_config(app, settings)).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another with --port."
+        ) from error
+    return listener
+
+
+if __name__ == "__main__":
+    typer.run(serve)

@@ -1,0 +1,52 @@
+"""One request in the gateway's own words, whatever wire format it came in."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+TEXT_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A decoded request. `fields` is the body's top level as raw JSON: what we do not know is forwarded untouched."""
+
+    api: str
+    requested_model: str
+    messages: list[dict[str, Any]]
+    stream: bool
+    include_usage: bool
+    """The caller asked for the usage chunk."""
+    continuous_usage: bool
+    """The caller asked for usage on every chunk."""
+    max_output: int | None
+    """Tokens, for each of `choices`; None when the caller set no limit."""
+    choices: int
+    has_tools: bool
+    tags: dict[str, str]
+    fields: dict[str, msgspec.Raw]
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """(role, text) of every text part of the conversation, in order."""
+        for message in self.messages:
+            role = str(message.get("role", ""))
+            content = message.get("content")
+            if isinstance(content, str):
+                yield role, content
+            elif isinstance(content, list):
+                for part in content:
+                    if isinstance(part, dict) and isinstance(part.get("text"), str):
+                        yield role, part["text"]
+
+    def has_media(self) -> bool:
+        """Whether a part of any message is something else than text."""
+        contents = [message.get("content") for message in self.messages]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        return any(not isinstance(part, dict) or part.get("type") != "text" for part in parts)
+
+
+def storable(text: str) -> str:
+    """Caller-given text as the ledger may keep it: short, and without NUL, which PostgreSQL's text cannot hold."""
+    return text.replace("\0", "�")[:TEXT_LIMIT]

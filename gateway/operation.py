@@ -1,0 +1,156 @@
+"""What is known of one request while it runs, and the row it becomes when it is over."""
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from uuid import UUID
+
+from billing.charge import total
+from billing.ids import new_id
+from billing.people import Principal
+from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
+from engine.protocol import Account
+from gateway.call import Call, storable
+from gateway.routing.router import Role
+from gateway.upstreams.frames import Usage
+from gateway.upstreams.upstream import Flight
+
+CLIENT_CLOSED_STATUS = 499
+"""The status nobody was there to read; nginx's number for it."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One call to one model on one upstream, while it runs. `usage`: last seen; `account`: the engine's word."""
+
+    number: int
+    upstream: str
+    model: str
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    status: Status = "ok"
+    http_status: int | None = None
+    error: str | None = None
+    refused: bool = False
+    """The upstream answered with an error before it computed anything."""
+    usage: Usage | None = None
+    account: Account | None = None
+    delivered: Usage | None = None
+    """Usage as of the last frame that the caller was sent."""
+    delivered_characters: int = 0
+    first_token: float | None = None
+
+    def end(self, status: Status, error: str | None = None) -> None:
+        self.status = status
+        self.error = storable(error) if error else None
+        self.ended = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """An attempt's tokens and money, as settled."""
+
+    tokens: TokenClasses
+    usage_source: UsageSource
+    billed: Decimal | None
+    cost: Decimal | None
+    price_version_id: UUID | None
+    cost_version_id: UUID | None
+
+
+@dataclass(slots=True)
+class Operation:
+    """One client request. Its id is the trace id that the client gets."""
+
+    id: UUID = field(default_factory=new_id)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: float = field(default_factory=time.monotonic)
+    principal: Principal | None = None
+    call: Call | None = None
+    model: str | None = None
+    role: Role | None = None
+    score: float | None = None
+    reasons: list[str] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    status: Status = "ok"
+    http_status: int = 200
+    finish_reason: str | None = None
+    error: str | None = None
+    flight: Flight | None = None
+    """What is now at an upstream."""
+    priced: list[Priced] | None = None
+    """Set when the row has been written."""
+
+    @property
+    def route(self) -> str:
+        """How the model was chosen: `auto/small`, `large`, or `direct`."""
+        if self.role is None:
+            return "direct"
+        return f"auto/{self.role}" if self.score is not None else self.role
+
+    def end(self, status: Status, http_status: int, error: str | None = None) -> None:
+        self.status = status
+        self.http_status = http_status
+        self.error = storable(error) if error else None
+
+    def record(self, priced: list[Priced], currency: str) -> OperationRecord:
+        """The row. Call it once, with the settled attempts in order."""
+        assert self.principal is not None, "only what was authenticated is recorded"
+        attempts = [self._attempt_record(a, p) for a, p in zip(self.attempts, priced, strict=True)]
+        first = next((a.first_token for a in self.attempts if a.first_token is not None), None)
+        return OperationRecord(
+            id=self.id,
+            started_at=self.started_at,
+            org_id=self.principal.org_id,
+            team_id=self.principal.team_id,
+            user_id=self.principal.user_id,
+            key_id=self.principal.key_id,
+            tags=self.call.tags if self.call else {},
+            requested_model=storable(self.call.requested_model) if self.call else "",
+            model=self.model,
+            route_reasons=self.reasons,
+            route_score=self.score,
+            stream=self.call.stream if self.call else False,
+            status=self.status,
+            http_status=self.http_status,
+            finish_reason=self.finish_reason,
+            error=self.error,
+            ttft_seconds=None if first is None else first - self.started,
+            total_seconds=time.monotonic() - self.started,
+            billed=total(p.billed for p in priced),
+            cost=total(p.cost for p in priced),
+            currency=currency,
+            attempts=attempts,
+        )
+
+    def _attempt_record(self, attempt: Attempt, priced: Priced) -> AttemptRecord:
+        account = attempt.account
+        ttft = None if attempt.first_token is None else attempt.first_token - attempt.started
+        if ttft is None and account:
+            ttft = account.ttft_seconds
+        return AttemptRecord(
+            number=attempt.number,
+            upstream=attempt.upstream,
+            model=attempt.model,
+            started_at=attempt.started_at,
+            status=attempt.status,
+            http_status=attempt.http_status,
+            error=attempt.error,
+            tokens=priced.tokens,
+            usage_source=priced.usage_source,
+            generated_tokens=account.generated_tokens if account else None,
+            recomputed_tokens=account.recomputed_tokens if account else None,
+            prefill_device_seconds=account.prefill_device_seconds if account else None,
+            decode_device_seconds=account.decode_device_seconds if account else None,
+            kv_block_seconds=account.kv_block_seconds if account else None,
+            queue_seconds=account.queue_seconds if account else None,
+            ttft_seconds=ttft,
+            total_seconds=(attempt.ended or time.monotonic()) - attempt.started,
+            preemptions=account.preemptions if account else None,
+            price_version_id=priced.price_version_id,
+            cost_version_id=priced.cost_version_id,
+            billed=priced.billed,
+            cost=priced.cost,
+        )

@@ -1,0 +1,72 @@
+"""The price book in memory: configured prices are seeded into price versions once, then the book is kept fresh."""
+
+import asyncio
+from decimal import Decimal
+
+import msgspec
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.prices import Book, PriceBook, PriceTerms, load, seed
+from gateway.database import reachable
+from gateway.errors import ApiError, unavailable
+from gateway.settings import Settings
+
+RELOAD_SECONDS = 30.0
+"""How soon a price changed in the database by somebody else is used."""
+RETRY_SECONDS = 0.5
+
+log = structlog.get_logger()
+
+
+def configured(settings: Settings) -> list[PriceTerms]:
+    """The configuration's prices as price book entries. Raises ValueError on a price the book would not take."""
+    terms = []
+    for name, model in settings.models.items():
+        upstream = settings.upstreams[model.upstream]
+        if model.price is not None:
+            terms.append(_terms("sale", name, "", settings.currency, model.price.complete()))
+        cost: dict[str, Decimal | None] = {}
+        if upstream.kind == "engine" and upstream.device_price_per_hour is not None:
+            cost = {"device_hour": upstream.device_price_per_hour}
+        elif model.cost is not None:
+            cost = model.cost.complete()
+        if cost:
+            terms.append(_terms("cost", name, model.upstream, settings.currency, cost))
+    return terms
+
+
+def _terms(book: Book, model: str, upstream: str, currency: str, prices: dict[str, Decimal | None]) -> PriceTerms:
+    names = {"book": book, "model": model, "upstream": upstream, "currency": currency}
+    return msgspec.convert({**names, **prices}, PriceTerms)
+
+
+class Prices:
+    def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
+        self._engine = engine
+        self._configured = configured(settings)
+        self._book: PriceBook | None = None
+
+    @property
+    def loaded(self) -> bool:
+        return self._book is not None
+
+    def book(self) -> PriceBook:
+        """Raises ApiError 503 until the database has answered once since the start."""
+        if self._book is None:
+            raise unavailable("The price book is not loaded yet: the ledger's database has not answered.")
+        return self._book
+
+    async def run(self) -> None:
+        """Seed, then keep the book fresh, for ever; outlives a database that is away."""
+        seeded = False
+        while True:
+            try:
+                async with reachable(), self._engine.begin() as connection:
+                    if not seeded:
+                        await seed(connection, self._configured)
+                    self._book = await load(connection)
+                seeded = True
+            except ApiError as error:
+                log.warning("price book not read", reason=error.message)
+            await asyncio.sleep(RELOAD_SECONDS if seeded else RETRY_SECONDS)
