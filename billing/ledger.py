@@ -1,0 +1,176 @@
+"""From the spool into PostgreSQL: operations, their attempts and the settlement of their holds, each exactly once."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import msgspec
+import structlog
+from sqlalchemy import Table, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing import holds
+from billing.frames import encode
+from billing.partitions import ensure_partitions
+from billing.records import OperationRecord
+from billing.spool import Spool
+from billing.tables import attempt, operation
+
+BATCH = 500
+"""Operations in one transaction."""
+
+IDLE_SECONDS = 0.1
+"""Between two looks at the spool."""
+
+LONGEST_BACK_OFF_SECONDS = 5.0
+PARTITION_DAYS_AHEAD = 7
+PARTITION_EVERY_SECONDS = 3600.0
+
+_SQLSTATE_OF_THE_DATA = ("22", "23")
+"""Error classes that another try cannot cure: data exception, integrity violation."""
+
+log = structlog.get_logger(__name__)
+
+
+class LedgerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """For a readiness check and metrics."""
+
+    spooled: int
+    """Operations on local disk that PostgreSQL does not have yet."""
+    free_bytes: int
+    """Room left on the disk under the spool."""
+    last_error: str | None
+    """Why the last attempt to copy failed; None after a success."""
+    copied_at: datetime | None
+    """When the spool was last seen empty or copied."""
+
+
+class Ledger:
+    """Copies what is in `spool` to the database of `engine`."""
+
+    def __init__(self, engine: AsyncEngine, spool: Spool) -> None:
+        self._engine = engine
+        self._spool = spool
+        self._turn = asyncio.Lock()
+        self._last_error: str | None = None
+        self._copied_at: datetime | None = None
+
+    def health(self) -> LedgerHealth:
+        return LedgerHealth(
+            spooled=self._spool.depth,
+            free_bytes=self._spool.free_bytes(),
+            last_error=self._last_error,
+            copied_at=self._copied_at,
+        )
+
+    async def drain(self) -> int:
+        """Copy all that is spooled by now; return how many operations were new. Safe to repeat and to cut off anywhere.
+
+        Raises database errors as they come (what was not copied stays spooled) and SpoolError. A record that the
+        database can never take is set aside by the spool and does not hold up the rest.
+        """
+        copied = 0
+        async with self._turn:
+            waiting = self._spool.depth  # not "until it is empty": under load that never comes
+            while waiting > 0 and (segment := await self._spool.oldest()) is not None:
+                contents = await self._spool.read(segment)
+                refused: list[tuple[str, bytes]] = []
+                for start in range(0, len(contents.records), BATCH):
+                    copied += await self._store(contents.records[start : start + BATCH], refused)
+                await self._spool.discard(segment, contents, refused)
+                waiting -= contents.lines
+        return copied
+
+    async def recover(self) -> int:
+        """Copy what an earlier process left in the spool, then free what it still holds; return how many holds.
+
+        In this order, because a hold whose operation is still spooled must not be freed. Raises as `drain` does.
+        """
+        await self.drain()
+        async with self._engine.begin() as conn:
+            freed = await holds.release_earlier_runs(conn, self._spool.replica)
+        if freed:
+            log.warning("orphaned_holds_freed", holds=freed)
+        return freed
+
+    async def run(self) -> NoReturn:
+        """Recover, then keep copying and keep day partitions ready, until cancelled.
+
+        Any failure (the database is away, most often) is reported once per try with a growing pause, and cured by
+        trying again.
+        """
+        recovered = False
+        partitions_due = 0.0
+        pause = IDLE_SECONDS
+        while True:
+            try:
+                if not recovered:
+                    await self.recover()
+                    recovered = True
+                await self.drain()
+                if time.monotonic() >= partitions_due:
+                    async with self._engine.begin() as conn:
+                        await ensure_partitions(conn, PARTITION_DAYS_AHEAD)
+                    partitions_due = time.monotonic() + PARTITION_EVERY_SECONDS
+            except Exception as error:  # the loop must outlive whatever it is
+                self._last_error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                pause = min(pause * 2, LONGEST_BACK_OFF_SECONDS)
+                log.warning("ledger_copy_failed", error=self._last_error, spooled=self._spool.depth, retry_in=pause)
+            else:
+                if self._last_error is not None:
+                    log.info("ledger_copy_recovered")
+                self._last_error, self._copied_at, pause = None, datetime.now(UTC), IDLE_SECONDS
+            await asyncio.sleep(pause)
+
+    async def _store(self, records: Sequence[OperationRecord], refused: list[tuple[str, bytes]]) -> int:
+        """One transaction; where the data is at fault, halves of it, down to the record that is."""
+        try:
+            return await self._insert(records)
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None) or ""
+            if not state.startswith(_SQLSTATE_OF_THE_DATA):
+                raise
+            if len(records) == 1:
+                refused.append((f"refused by the database: {error.orig}", encode(records[0]).rstrip(b"\n")))
+                return 0
+        middle = len(records) // 2
+        return await self._store(records[:middle], refused) + await self._store(records[middle:], refused)
+
+    async def _insert(self, records: Sequence[OperationRecord]) -> int:
+        async with self._engine.begin() as conn:
+            rows = msgspec.json.encode(records).decode()
+            new = set((await conn.execute(_INSERT_OPERATIONS, {"rows": rows})).scalars())
+            # The first of two lines with one id is the one that was inserted.
+            inserted = {record.id: record for record in reversed(records) if record.id in new}
+            attempts = [row for record in inserted.values() for row in _attempt_rows(record)]
+            if attempts:
+                await conn.execute(_INSERT_ATTEMPTS, {"rows": msgspec.json.encode(attempts).decode()})
+            # Last, so that the windows that admission needs are locked as shortly as can be.
+            await holds.settle(conn, {record.id: record.billed for record in inserted.values()})
+        return len(new)
+
+
+def _attempt_rows(record: OperationRecord) -> Iterator[dict[str, Any]]:
+    for item in record.attempts:
+        fields = msgspec.structs.asdict(item)
+        yield {"operation_id": record.id} | fields | msgspec.structs.asdict(fields.pop("tokens"))
+
+
+def _insert(table: Table, returning: str) -> Any:
+    """INSERT of a JSON array of objects whose names are the columns: one parameter, whatever the number of rows.
+
+    JSON carries amounts as strings and PostgreSQL reads them as NUMERIC, so they stay exact.
+    """
+    columns = ", ".join(column.name for column in table.columns if column.name != "recorded_at")
+    return text(
+        f"INSERT INTO {table.name} ({columns}) "  # noqa: S608 - names come from tables.py
+        f"SELECT {columns} FROM jsonb_populate_recordset(NULL::{table.name}, CAST(:rows AS jsonb)) "
+        f"ON CONFLICT DO NOTHING RETURNING {returning}"
+    )
+
+
+_INSERT_OPERATIONS = _insert(operation, "id")
+_INSERT_ATTEMPTS = _insert(attempt, "operation_id")

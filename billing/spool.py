@@ -1,0 +1,223 @@
+"""Finished operations on local disk, durable before anyone is told, until the ledger has them.
+
+A folder holds numbered append-only segments. One of them is written; `oldest` seals it when the ledger asks for more,
+and `discard` deletes it once its records are committed. Concurrent appends share one fsync (group commit), on a thread
+of the spool's own. A crash can leave an unfinished last line, which nobody was told of; whatever else cannot be read is
+set aside in `unreadable.jsonl` and reported.
+
+The folder also names its owner: `place`, made once with the folder, and a new `run` each time it is opened. One process
+at a time may open it.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypeVar
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from billing.frames import Contents, count_lines, encode, read
+from billing.records import OperationRecord
+
+SEGMENT_BYTES = 4 * 1024 * 1024
+"""A segment that has reached this size is sealed."""
+
+UNREADABLE = "unreadable.jsonl"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class SpoolError(Exception):
+    """The spool cannot be used; the message says why and what to do."""
+
+
+class SpoolFullError(SpoolError):
+    """The disk (or quota) under the spool is full. Nothing that was acknowledged is lost."""
+
+
+class Spool:
+    """The spool in `folder`, made when it is not there. Blocking, so open it before serving.
+
+    Raises SpoolError when the folder cannot be written or another process has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(self._lock)
+                raise SpoolError(f"another process uses the spool {folder}; stop it or give each its own") from error
+            self.replica = f"{_place(folder)}.{uuid4().hex}"
+            self._sealed = sorted(folder.glob("*.segment"))
+            self.depth = sum(count_lines(path.read_bytes()) for path in self._sealed)
+            """Records that the ledger does not have yet."""
+        except OSError as error:
+            _raise(error, folder)
+        self._next = 1 + max((int(path.stem) for path in self._sealed), default=0)
+        self._segment: Path | None = None
+        self._file = -1
+        self._size = 0
+        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "spool")
+
+    def free_bytes(self) -> int:
+        """What is left on the disk under the spool."""
+        return shutil.disk_usage(self.folder).free
+
+    async def append(self, record: OperationRecord) -> None:
+        """Return once `record` is on disk. A caller that is cancelled while it waits leaves the record to be written.
+
+        Raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then not kept.
+        """
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.append((encode(record), written))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_waiting())
+        await written
+
+    async def oldest(self) -> Path | None:
+        """The segment to copy next, sealed: nothing is appended to it any more. None when all is copied."""
+        return await self._on_thread(self._oldest)
+
+    async def read(self, segment: Path) -> Contents:
+        """What a sealed segment holds."""
+        return await self._on_thread(lambda: read(segment.read_bytes()))
+
+    async def discard(self, segment: Path, contents: Contents, refused: list[tuple[str, bytes]]) -> None:
+        """Delete a segment whose records are committed, once its unreadable lines and `refused` ones are set aside.
+
+        `refused` is what the ledger could not store: (reason, line).
+        """
+        await self._on_thread(lambda: self._discard(segment, contents, refused))
+        self.depth -= contents.lines
+
+    async def close(self) -> None:
+        """Finish what waits, then let go of the folder."""
+        if self._writer is not None:
+            await self._writer
+        await self._on_thread(self._seal)
+        self._thread.shutdown()
+        os.close(self._lock)
+
+    async def _write_waiting(self) -> None:
+        """Group commit: whatever came while the last batch was being written is the next batch."""
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                failure: Exception | None = None
+                try:
+                    await self._on_thread(partial(self._write, b"".join(frame for frame, _ in batch)))
+                    self.depth += len(batch)
+                except Exception as error:  # whatever it is, it is the callers' to know
+                    failure = error
+                for _, written in batch:
+                    if not written.done() and failure is None:
+                        written.set_result(None)
+                    elif not written.done() and failure is not None:
+                        written.set_exception(failure)
+        finally:
+            self._writer = None
+
+    async def _on_thread(self, job: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except OSError as error:
+            _raise(error, self.folder)
+
+    # The rest runs on the spool's one thread, which alone touches the segments.
+
+    def _write(self, data: bytes) -> None:
+        if self._segment is None:
+            self._open()
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fdatasync(self._file)
+        except OSError:
+            # Cut the half-written rest off and go on in a new segment: after a failed fsync the kernel may report
+            # success for pages that it dropped. Where even this fails, a reader takes the rest for a torn tail.
+            try:
+                os.ftruncate(self._file, self._size)
+            finally:
+                self._seal()
+            raise
+        self._size += len(data)
+        if self._size >= SEGMENT_BYTES:
+            self._seal()
+
+    def _open(self) -> None:
+        path = self.folder / f"{self._next:012d}.segment"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._next += 1
+        self._segment, self._size = path, 0
+        _sync_folder(self.folder)
+
+    def _seal(self) -> None:
+        if self._segment is not None:
+            os.close(self._file)
+            self._sealed.append(self._segment)
+            self._segment = None
+
+    def _oldest(self) -> Path | None:
+        if not self._sealed:
+            self._seal()
+        return self._sealed[0] if self._sealed else None
+
+    def _discard(self, segment: Path, contents: Contents, refused: list[tuple[str, bytes]]) -> None:
+        if contents.torn:
+            log.warning("spool_torn_tail", segment=segment.name, bytes=contents.torn)
+        if aside := contents.unreadable + refused:
+            with (self.folder / UNREADABLE).open("ab") as file:
+                for reason, line in aside:
+                    log.error("spool_record_set_aside", segment=segment.name, reason=reason, file=UNREADABLE)
+                    text = line.decode("utf-8", "backslashreplace")
+                    file.write(msgspec.json.encode({"segment": segment.name, "reason": reason, "line": text}) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        segment.unlink()
+        self._sealed.remove(segment)
+        _sync_folder(self.folder)
+
+
+def _place(folder: Path) -> str:
+    """The folder's own name among all spools, made once."""
+    path = folder / "place"
+    if not path.exists():
+        draft = folder / "place.new"
+        draft.write_text(uuid4().hex, encoding="ascii")
+        draft.rename(path)
+    return path.read_text(encoding="ascii").strip()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new or deleted name in the folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _raise(error: OSError, folder: Path) -> NoReturn:
+    if error.errno in _FULL:
+        raise SpoolFullError(f"the disk under the spool {folder} is full; free some space") from error
+    raise SpoolError(
+        f"the spool {folder} cannot be used: {error.strerror}; make it writable or choose another"
+    ) from error

@@ -1,0 +1,226 @@
+"""The spool on a real disk: nothing acknowledged is lost, whatever happens at whichever byte."""
+
+import asyncio
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import zlib
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import billing.spool
+from billing import frames
+from billing.records import OperationRecord, TokenClasses
+from billing.spool import UNREADABLE, Spool, SpoolError, SpoolFullError
+from tests.billing.samples import an_attempt, an_operation
+
+ROOT = Path(__file__).parents[2]
+
+
+async def everything(spool: Spool) -> list[OperationRecord]:
+    """All records, with their segments discarded."""
+    records = []
+    while (segment := await spool.oldest()) is not None:
+        contents = await spool.read(segment)
+        records += contents.records
+        await spool.discard(segment, contents, [])
+    return records
+
+
+async def test_records_come_back_in_order_over_a_restart_and_then_are_gone(tmp_path: Path) -> None:
+    records = [an_operation() for _ in range(5)]
+    spool = Spool(tmp_path / "deep" / "spool")
+    for record in records[:3]:
+        await spool.append(record)
+    first = spool.replica
+    await spool.close()
+    spool = Spool(tmp_path / "deep" / "spool")
+    assert spool.depth == 3
+    for record in records[3:]:
+        await spool.append(record)
+    assert spool.depth == 5
+    assert await everything(spool) == records
+    assert spool.depth == 0
+    assert list(spool.folder.glob("*.segment")) == []
+    assert spool.replica != first
+    assert spool.replica.partition(".")[0] == first.partition(".")[0]
+    await spool.close()
+
+
+async def test_concurrent_appends_share_an_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = 0
+    fdatasync = os.fdatasync
+
+    def counted(handle: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        fdatasync(handle)
+
+    monkeypatch.setattr(os, "fdatasync", counted)
+    spool = Spool(tmp_path)
+    records = [an_operation() for _ in range(200)]
+    await asyncio.gather(*(spool.append(record) for record in records))
+    assert syncs <= 4
+    assert await everything(spool) == records
+    await spool.close()
+
+
+async def test_segments_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(billing.spool, "SEGMENT_BYTES", 3000)
+    spool = Spool(tmp_path)
+    records = [an_operation() for _ in range(10)]
+    for record in records:
+        await spool.append(record)
+    assert sum(name.endswith(".segment") for name in await asyncio.to_thread(os.listdir, tmp_path)) > 3  # noqa: PTH208
+    assert await everything(spool) == records
+    await spool.close()
+
+
+async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    task = asyncio.create_task(spool.append(record := an_operation()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await spool.append(other := an_operation())
+    assert await everything(spool) == [record, other]
+    await spool.close()
+
+
+def test_a_tail_cut_at_any_byte_costs_only_itself() -> None:
+    kept, last = an_operation(), an_operation()
+    whole = frames.encode(kept)
+    data = whole + frames.encode(last)
+    assert b"\n" not in data[:-1].replace(whole, b"")
+    for end in range(len(whole), len(data) + 1):
+        contents = frames.read(data[:end])
+        assert contents.unreadable == []
+        if end >= len(data) - 1:  # the line break alone may be missing
+            assert (contents.records, contents.torn) == ([kept, last], 0)
+        else:
+            assert (contents.records, contents.torn) == ([kept], end - len(whole))
+
+
+@given(st.integers(0, 2**32), st.binary(min_size=1, max_size=20))
+def test_damage_in_the_middle_costs_only_what_it_touches(seed: int, junk: bytes) -> None:
+    records = [an_operation(error=str(n)) for n in range(5)]
+    lines = [frames.encode(record) for record in records]
+    data = bytearray(b"".join(lines))
+    start = len(lines[0]) + len(lines[1])
+    at = start + random.Random(seed).randrange(len(lines[2]) - len(junk) - 1)
+    data[at : at + len(junk)] = junk
+    contents = frames.read(bytes(data))
+    kept = [record for record in records if record in contents.records]
+    assert contents.records == kept
+    assert {record.error for record in kept} >= {"0", "1", "3", "4"}
+    if bytes(data) != b"".join(lines):
+        assert "".join(line.decode("latin-1") for _, line in contents.unreadable)
+        assert len(kept) == 4
+
+
+async def test_unreadable_lines_are_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:
+    one, two = an_operation(), an_operation()
+    wrong = b'{"not": "an operation"}'
+    checked = b"%08x %d %b" % (zlib.crc32(wrong), len(wrong), wrong)
+    segment = tmp_path / f"{7:012d}.segment"
+    segment.write_bytes(frames.encode(one) + b"rubbish \xff\n\n" + checked + b"\n" + frames.encode(two) + b"torn")
+    spool = Spool(tmp_path)
+    assert await everything(spool) == [one, two]
+    aside = [msgspec.json.decode(line) for line in (tmp_path / UNREADABLE).read_bytes().splitlines()]
+    assert [entry["line"] for entry in aside] == [
+        "rubbish \\xff",
+        "",
+        wrong.join([checked[: -len(wrong)], b""]).decode(),
+    ]
+    assert "missing required field" in aside[2]["reason"]
+    assert spool.depth == 0
+    await spool.append(one)
+    assert (tmp_path / f"{8:012d}.segment").exists()  # numbers go on
+    await spool.close()
+
+
+async def test_text_that_postgresql_cannot_store_is_kept_without_it(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    bad = an_operation(error="a\x00b\ud800", tags={"k\x00": "v"}, requested_model="\\u0000")
+    await spool.append(bad)
+    (kept,) = await everything(spool)
+    assert (kept.error, kept.tags) == ("a\ufffdb?", {"k\ufffd": "v"})
+    assert kept.requested_model == "\\u0000"
+    assert (kept.billed, kept.attempts, kept.started_at) == (bad.billed, bad.attempts, bad.started_at)
+    await spool.close()
+
+
+async def test_a_full_disk_is_said_so_and_costs_nothing_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    await spool.append(before := an_operation())
+    real = os.write
+
+    def half_then_full(handle: int, data: bytes) -> int:
+        if len(memoryview(data)) < 300:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, memoryview(data)[:-200])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half_then_full)
+        for _ in range(3):
+            with pytest.raises(SpoolFullError, match="is full; free some space"):
+                await spool.append(an_operation())
+    assert spool.depth == 1
+    await spool.append(after := an_operation())
+    assert await everything(spool) == [before, after]
+    assert not (tmp_path / UNREADABLE).exists()
+    await spool.close()
+
+
+async def test_one_process_at_a_time(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    with pytest.raises(SpoolError, match="another process uses the spool"):
+        Spool(tmp_path)
+    await spool.close()
+    await Spool(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolError, match="cannot be used: Not a directory"):
+        Spool(tmp_path / "file" / "spool")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, seed: int) -> None:
+    writer = subprocess.Popen(  # noqa: ASYNC220 - it only starts here
+        [sys.executable, "-m", "tests.billing.spool_writer", tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    acknowledged = [await asyncio.to_thread(writer.stdout.readline)]
+    await asyncio.sleep(random.Random(seed).uniform(0.02, 0.3))
+    writer.send_signal(signal.SIGKILL)
+    rest, _ = await asyncio.to_thread(writer.communicate)
+    acknowledged += rest.splitlines()
+    spool = Spool(tmp_path)
+    written = {str(record.id) for record in await everything(spool)}
+    assert {line.strip() for line in acknowledged if len(line.strip()) == 36} <= written
+    assert len(written) >= len(acknowledged) > 1
+    await spool.close()
+
+
+def test_a_record_never_gives_a_credit() -> None:
+    for bad in (Decimal("-0.01"), Decimal("NaN")):
+        with pytest.raises(ValueError, match="billed is"):
+            an_operation(billed=bad)
+        with pytest.raises(ValueError, match="cost is"):
+            an_attempt(cost=bad)
+    with pytest.raises(ValueError, match="input_cached is -1"):
+        TokenClasses(input_cached=-1)
+    with pytest.raises(ValueError, match="same number"):
+        an_operation(attempts=[an_attempt(1), an_attempt(1)])
