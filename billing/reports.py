@@ -139,6 +139,7 @@ async def user_spending(
     )
     query = (
         select(sums, app_user.c.name.label("user"), team.c.name.label("team"), org.c.name.label("org"))
+        .select_from(sums)
         .outerjoin(app_user, app_user.c.id == sums.c.user_id)
         .outerjoin(team, team.c.id == app_user.c.team_id)
         .outerjoin(org, org.c.id == sums.c.org_id)
@@ -225,6 +226,7 @@ async def latest_operations(connection: AsyncConnection, limit: int = 100) -> li
     tokens = select(*_token_sums()).where(attempt.c.operation_id == latest.c.id).lateral()
     query = (
         select(latest, tokens, app_user.c.name.label("user"), api_key.c.name.label("key_name"), api_key.c.prefix)
+        .select_from(latest)
         .join(tokens, true())
         .outerjoin(app_user, app_user.c.id == latest.c.user_id)
         .outerjoin(api_key, api_key.c.id == latest.c.key_id)
@@ -263,6 +265,7 @@ async def find_operation(connection: AsyncConnection, operation_id: UUID) -> Ope
             api_key.c.name.label("key_name"),
             api_key.c.prefix.label("key_prefix"),
         )
+        .select_from(operation)
         .outerjoin(org, org.c.id == operation.c.org_id)
         .outerjoin(team, team.c.id == operation.c.team_id)
         .outerjoin(app_user, app_user.c.id == operation.c.user_id)

@@ -71,7 +71,7 @@ def spending_chart(points: Sequence[tuple[datetime, Spending]], step: Step, curr
         most, when = max(known)
         summary = f"Most was billed {_when(when, step)}: {aligned(most)} {currency}."
     layout = _layout(step, yaxis={"tickformat": ",.6~f", "rangemode": "tozero"})
-    return Chart(name="spending", title=f"Spend by {step}", summary=summary, figure=_figure(traces, layout))
+    return Chart(name="spending", title=f"Spend by {step}, {currency}", summary=summary, figure=_figure(traces, layout))
 
 
 def tokens_chart(points: Sequence[tuple[datetime, TokenClasses]], step: Step) -> Chart:
@@ -122,7 +122,7 @@ def cache_chart(points: Sequence[tuple[datetime, TokenClasses]], step: Step) -> 
     if known:
         (low, low_at), (high, high_at) = min(known), max(known)
         summary = f"Between {low:.1f}% ({_when(low_at, step)}) and {high:.1f}% ({_when(high_at, step)})."
-    layout = _layout(step, yaxis={"ticksuffix": "%", "range": [0, 100]}, showlegend=False)
+    layout = _layout(step, yaxis={"ticksuffix": "%", "range": [0, 100], "dtick": 25}, showlegend=False)
     title = f"Prefix cache hit rate, by {step}"
     return Chart(name="cache", title=title, summary=summary, figure=_figure([trace], layout))
 
@@ -132,11 +132,11 @@ def _figure(traces: list[Json], layout: Json) -> Json:
 
 
 def _layout(step: Step, yaxis: Json, **more: Any) -> Json:
-    quiet = {"fixedrange": True, "automargin": True, "zeroline": False, "color": "var(--muted)"}
+    quiet = {"fixedrange": True, "zeroline": False, "color": "var(--muted)"}
     tick = {"tickformat": "%H:%M"} if step == "hour" else {"tickformat": "%-d %b"}
     return {
         "height": HEIGHT,
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "margin": {"l": 8, "r": 10, "t": 34 if more.get("showlegend", True) else 10, "b": 26},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--muted)"},
@@ -148,9 +148,16 @@ def _layout(step: Step, yaxis: Json, **more: Any) -> Json:
             "bordercolor": "var(--line)",
             "font": {"color": "var(--ink)", "size": 12},
         },
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemclick": False},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "itemclick": False,
+            "traceorder": "normal",
+        },
         "xaxis": {**quiet, **tick, "type": "date", "showgrid": False, "nticks": 7, "linecolor": "var(--line)"},
-        "yaxis": {**quiet, **yaxis, "gridcolor": "var(--line)", "nticks": 5},
+        "yaxis": {**quiet, "automargin": True, "gridcolor": "var(--line)", "nticks": 5, **yaxis},
         **more,
     }
 

@@ -22,6 +22,14 @@ def aligned(amount: Decimal) -> str:
     return format(rounded if rounded else abs(rounded), ",f")
 
 
+def short(amount: Decimal) -> str:
+    """`amount` with six decimals or four significant digits, whichever are more; trailing zeros left out."""
+    if not amount:
+        return exact(amount)
+    places = max(PLACES, 3 - amount.adjusted())
+    return exact(_WIDE.quantize(amount, Decimal(1).scaleb(-places)))
+
+
 def plain(amount: Decimal) -> str:
     """`amount` for a machine: all digits, no grouping."""
     return format(amount, "f")

@@ -55,6 +55,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     spending: Spending
     """Of `windows`, the one of `period`."""
     users: list[UserSpending]
+    several_orgs: bool
+    incomplete: bool
+    """Some amount of some operation is unknown."""
     models: list[Model]
     model_operations: int
     tokens: TokenClasses
@@ -93,6 +96,7 @@ async def gather(connection: AsyncConnection, period: Period, now: datetime) -> 
     windows = totals[0].windows if totals else (NO_SPENDING,) * len(PERIODS)
     token_rows = await reports.tokens_over_time(connection, start, period.step)
     shares = await reports.model_shares(connection, start)
+    users = await reports.user_spending(connection, starts)
     savings = await reports.cache_savings(connection, start)
     in_time = {
         point.at: point.spending
@@ -109,7 +113,9 @@ async def gather(connection: AsyncConnection, period: Period, now: datetime) -> 
         windows=windows,
         other_currencies=totals[1:],
         spending=windows[PERIODS.index(period)],
-        users=await reports.user_spending(connection, starts),
+        users=users,
+        several_orgs=len({user.org for user in users}) > 1,
+        incomplete=any(window.billed_unknown or window.cost_unknown for row in totals for window in row.windows),
         models=[Model(share, add(row.tokens for row in token_rows if row.model == share.model)) for share in shares],
         model_operations=sum(share.spending.operations for share in shares),
         tokens=add(row.tokens for row in token_rows),

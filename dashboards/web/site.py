@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from sqlalchemy.exc import InterfaceError as SqlInterfaceError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from dashboards.web import numbers
+from dashboards.web import numbers, plotly_js
 from dashboards.web.session import Sessions, Throttle
 
 BASE = "/dashboard"
@@ -95,10 +94,10 @@ def _environment() -> jinja2.Environment:
         "duration": numbers.duration,
         "exact": numbers.exact,
         "plain": numbers.plain,
+        "short": numbers.short,
         "script_json": _script_json,
     }
-    environment.globals |= {"BASE": BASE, "percent": numbers.percent, "asset": _asset}
-    environment.globals["plotly_version"] = version("plotly")
+    environment.globals |= {"BASE": BASE, "percent": numbers.percent, "asset": _asset, "plotly": plotly_js}
     return environment
 
 
