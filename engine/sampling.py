@@ -93,7 +93,7 @@ def sample(
     one once when it has none) and the place that the new token takes in its sequence. A row's token depends on its own
     logits and entries only, not on its neighbours. Filters apply in the order temperature, top_k, top_p, min_p.
     """
-    best: list[int] = logits.argmax(dim=-1).tolist()
+    best = _argmax(logits)
     drawn = [row for row, param in enumerate(params) if param.temperature > 0]
     if not drawn:
         return best
@@ -113,6 +113,12 @@ def sample(
         chosen = _sample_filtered(probabilities[filtered], [params[drawn[i]] for i in filtered], threshold[filtered])
         for i, token in zip(filtered, chosen, strict=True):
             best[drawn[i]] = token
+    return best
+
+
+def _argmax(logits: Tensor) -> list[int]:
+    """Best token of each row [L, V]. On the CPU through numpy, whose argmax is a hundred times faster than torch's."""
+    best: list[int] = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
     return best
 
 
