@@ -235,7 +235,7 @@ def test_bad_prompts_are_refused_with_numbers(http: httpx.Client, body, param, s
     [
         (b"{", None, "not valid JSON"),
         (b"", None, "not valid JSON"),
-        (b"[1]", None, "must be a JSON object"),
+        (b"[1]", None, "not a JSON object"),
         (b'{"model": "\xff\xfe"}', None, "not valid JSON in UTF-8"),
         (b'{"model": "\\ud800"}', None, "not valid JSON"),
         (b'{"a":' * 100_000, None, "not valid JSON"),
