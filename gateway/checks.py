@@ -43,7 +43,10 @@ def have_chromium() -> bool:
         return False
     _say("installing Chromium for the browser tests")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"]):
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"],
+    ):
         if subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode != 0:
             _say(f"`{' '.join(command)}` failed")
             return False

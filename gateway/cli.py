@@ -29,7 +29,9 @@ def main() -> None:
 @app.command()
 def up(
     demo: Annotated[bool, typer.Option("--demo", help="Two smaller models: quick to fetch and to answer.")] = False,
-    small: Annotated[str | None, typer.Option(help="Small model: a name from `farthing models list`, or a path.")] = None,
+    small: Annotated[
+        str | None, typer.Option(help="Small model: a name from `farthing models list`, or a path.")
+    ] = None,
     large: Annotated[str | None, typer.Option(help="Large model, likewise.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway, on 127.0.0.1.")] = 8000,
     data_dir: Annotated[
@@ -98,4 +100,4 @@ def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
 
 def run_module(module: str, *arguments: str) -> NoReturn:
     """Become `python -m module`; `-P` keeps a folder of the same name where we stand from being taken for it."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606

@@ -47,7 +47,9 @@ def find_database(database_url: str | None, data_dir: Path | None) -> "URL":
         fail(str(error))
 
 
-def in_database(work: "Callable[[AsyncConnection], Awaitable[T]]", database_url: str | None, data_dir: Path | None) -> T:
+def in_database(
+    work: "Callable[[AsyncConnection], Awaitable[T]]", database_url: str | None, data_dir: Path | None
+) -> T:
     """What `work` returns from inside one transaction; a failure it can name ends the command."""
     from gateway.connect import DatabaseUnavailableError, transaction
 

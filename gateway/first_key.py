@@ -16,7 +16,9 @@ async def working_key(connection: AsyncConnection, known: str | None) -> str:
     """
     if known is not None:
         principal = await people.find_key(connection, known)
-        expired = principal is not None and principal.expires_at is not None and principal.expires_at <= datetime.now(UTC)
+        expired = (
+            principal is not None and principal.expires_at is not None and principal.expires_at <= datetime.now(UTC)
+        )
         if principal is not None and principal.revoked_at is None and not expired:
             return known
     org_id = await people.find_org(connection, NAME)

@@ -9,10 +9,10 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway.processes import Child
+from gateway.processes import STOP_SIGNALS, Child
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns where XDG_RUNTIME_DIR is unset, which does not concern us
@@ -45,13 +45,11 @@ class EmbeddedPostgres(Child):
 
         Raises PostgresFailedError with the server's own words when it does not start.
         """
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self._initialise()
         server = PostgresServer(self._data_dir, cleanup_mode=None)
-        try:
-            server.ensure_pgdata_inited()
-        except subprocess.CalledProcessError as error:
-            words = error.stderr or error.stdout or ""
-            raise PostgresFailedError(f"could not initialise PostgreSQL in {self._data_dir}: {words}") from error
+        server.ensure_pgdata_inited()  # only looks after permissions by now
+        if not self._sockets.exists():  # stop() removed it
+            self._sockets.mkdir(mode=0o700)
         user = server.system_user  # PostgreSQL refuses to run as root; the wheel makes a user for that
         if user is not None:
             owner = pwd.getpwnam(user)
@@ -69,8 +67,27 @@ class EmbeddedPostgres(Child):
         self.stop()
         raise PostgresFailedError(f"PostgreSQL did not start (log: {self.log}):\n{self.last_lines()}")
 
-    def remove_sockets(self) -> None:
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        super().stop(hurry)
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _initialise(self) -> None:
+        """Make the data folder on first use: under another name first, so that half of one is never taken for one."""
+        if (self._data_dir / "PG_VERSION").exists():
+            return
+        draft = self._data_dir.with_name(f"{self._data_dir.name}.new")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        # A stop signal waits these seconds: initdb has children of its own that would be left behind.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            PostgresServer(draft, cleanup_mode=None).ensure_pgdata_inited()
+            draft.rename(self._data_dir)
+        except subprocess.CalledProcessError as error:
+            words = error.stderr or error.stdout or ""
+            raise PostgresFailedError(f"could not initialise PostgreSQL in {self._data_dir}: {words}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _wait_for_predecessor(self) -> None:
         """A server whose parent was killed a moment ago may still be writing its last checkpoint."""
@@ -92,4 +109,3 @@ def embedded_postgres(data_dir: Path, settings: dict[str, str] | None = None) ->
         yield server.url
     finally:
         server.stop()
-        server.remove_sockets()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)  # looked up here: a forked child running as another user may not read our modules
 
@@ -49,7 +50,7 @@ class Child:
     def spawn(
         self, command: Sequence[str | Path], env: dict[str, str] | None = None, user: str | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start `command` in a session of its own: a Ctrl-C in the terminal reaches us only, and we choose the order."""
+        """Start `command` in a session of its own: a Ctrl-C in the terminal reaches us only; we choose the order."""
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 command,

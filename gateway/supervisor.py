@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from gateway.postgres import PostgresFailedError
-from gateway.processes import Child
+from gateway.processes import STOP_SIGNALS, Child
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_DELAY = 30.0
 STEADY_SECONDS = 60.0
 """A part that ran this long before it died is restarted at once; one that keeps dying waits longer each time."""
 
 
-class StopRequested(BaseException):  # noqa: N818  like KeyboardInterrupt: nothing may swallow it on its way out
+class StopRequested(BaseException):
     """Somebody pressed Ctrl-C or sent SIGTERM."""
 
 
@@ -85,7 +84,9 @@ class Supervisor:
                 if child not in retry_at:
                     failures[child] = 0 if now - started[child] > STEADY_SECONDS else failures[child] + 1
                     delay = restart_delay(failures[child])
-                    self._say(f"{child.name} stopped ({ending(code)}); starting it again in {delay:g} s, log: {child.log}")
+                    self._say(
+                        f"{child.name} stopped ({ending(code)}); starting it again in {delay:g} s, log: {child.log}"
+                    )
                     retry_at[child] = now + delay
                 if now >= retry_at[child]:
                     del retry_at[child]

@@ -75,15 +75,24 @@ def bring_up(supervisor: Supervisor, options: Options) -> None:
     data_dir = options.data_dir
     config_path, config = datadir.configuration(data_dir)
     roles = chosen_roles(options, config)
-    check_models(roles, config, config_path)
     if options.engine:
         for model in dict.fromkeys(roles.values()):
             pull(model)
+    served = {role: served_name(model) for role, model in roles.items()}
+    add_missing_models(served, config, config_path)
     url = start_database(supervisor, options)
-    environment = {f"FARTHING_ROLES__{role.upper()}": model for role, model in roles.items()}
+    environment = {f"FARTHING_ROLES__{role.upper()}": model for role, model in served.items()}
     engine_port = free_port()
     if options.engine:
-        arguments = ["engine", "serve", *dict.fromkeys(roles.values()), "--host", "127.0.0.1", "--port", str(engine_port)]
+        arguments = [
+            "engine",
+            "serve",
+            *dict.fromkeys(roles.values()),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(engine_port),
+        ]
         log = datadir.log_file(data_dir, "engine")
         supervisor.start(PythonChild("engine", log, arguments, {}, ENGINE_PATIENCE))
         environment["FARTHING_UPSTREAMS__ENGINE__BASE_URL"] = f"http://127.0.0.1:{engine_port}/v1"
@@ -109,10 +118,12 @@ def bring_up(supervisor: Supervisor, options: Options) -> None:
     arguments = ["gateway", "--config", str(config_path), "--host", "127.0.0.1", "--port", str(options.port)]
     log = datadir.log_file(data_dir, "gateway")
     supervisor.start(PythonChild("gateway", log, arguments, environment, GATEWAY_PATIENCE))
-    with step(f"gateway: waiting for {root}/health/ready"):
-        supervisor.wait_until(lambda: answers(options.port, "/health/ready"))
+    # Upstreams that are not ours may well come later than we do.
+    health = "/health/ready" if options.engine else "/health/live"
+    with step(f"gateway: waiting for {root}{health}"):
+        supervisor.wait_until(lambda: answers(options.port, health))
     state.write(data_dir)
-    print(banner(state, roles["small"], roles["large"]), flush=True)
+    print(banner(state, served["small"], served["large"]), flush=True)
 
 
 def chosen_roles(options: Options, config: dict[str, Any]) -> dict[str, str]:
@@ -122,15 +133,24 @@ def chosen_roles(options: Options, config: dict[str, Any]) -> dict[str, str]:
     return {role: given[role] or base[role] for role in DEFAULT_ROLES}
 
 
-def check_models(roles: dict[str, str], config: dict[str, Any], config_path: Path) -> None:
-    """Every model needs its entry in farthing.toml: it says where the model runs and what it costs.
+def served_name(model: str) -> str:
+    """What the engine calls a model: its name in the catalogue, or of a path the last part without `.gguf`."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    return path.stem if path.is_file() else path.resolve().name
+
+
+def add_missing_models(served: dict[str, str], config: dict[str, Any], config_path: Path) -> None:
+    """Every model needs its entry in farthing.toml, which says where it runs and what it costs.
 
     A model without one is added without a price, so it is served and its charge is unknown rather than zero.
     """
-    missing = [model for model in dict.fromkeys(roles.values()) if model not in config.get("models", {})]
+    missing = [model for model in dict.fromkeys(served.values()) if model not in config.get("models", {})]
     for model in missing:
         with config_path.open("a", encoding="utf-8") as file:
-            file.write(f'\n[models.{json.dumps(model)}] # added by `farthing up`; give it a price to bill it\nupstream = "engine"\n')
+            file.write(f'\n[models.{json.dumps(model)}] # added by `farthing up`; give it a price to bill it\n')
+            file.write('upstream = "engine"\n')
         say(f"{model} has no price yet: it was added to {config_path}, where you can set one")
 
 
@@ -140,7 +160,9 @@ def pull(model: str) -> None:
         return
     command = [sys.executable, "-P", "-m", "engine", "models", "pull", model]
     if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-        raise UpError(f"the model {model!r} could not be had (the reason stands above); `farthing models list` shows all")
+        raise UpError(
+            f"the model {model!r} could not be had (the reason stands above); `farthing models list` shows all"
+        )
 
 
 def start_database(supervisor: Supervisor, options: Options) -> URL:

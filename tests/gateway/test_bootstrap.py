@@ -1,4 +1,4 @@
-"""The `farthing` script at the top of the repository, on a miniature clone: real venv, real pip, nothing from a network."""
+"""The `farthing` script at the top of the repository, on a miniature clone: real venv, real pip, no network."""
 
 import os
 import shutil

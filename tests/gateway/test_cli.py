@@ -33,7 +33,9 @@ def test_help_is_quick_and_names_every_command() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, gateway.cli; print([m for m in ('torch', 'sqlalchemy', 'litestar', 'engine') if m in sys.modules])"
+    code = (
+        "import sys, gateway.cli; print([m for m in ('torch', 'sqlalchemy', 'litestar', 'engine') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -56,7 +58,9 @@ def test_a_bad_database_is_named_in_one_sentence(arguments: list[str], sentence:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["up", "--port", "70000"], ["up", "--nonsense"], ["keys", "revoke", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["up", "--port", "70000"], ["up", "--nonsense"], ["keys", "revoke", "x"]]
+)
 def test_bad_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert farthing(*arguments).returncode == 2
 
@@ -122,6 +126,8 @@ class TestAdministration:
             (["model", "small", "1", "--time-zone", "Mars"], "Mars"),
         ],
     )
-    async def test_a_budget_that_could_not_apply_is_refused(self, run: Any, arguments: list[str], sentence: str) -> None:
+    async def test_a_budget_that_could_not_apply_is_refused(
+        self, run: Any, arguments: list[str], sentence: str
+    ) -> None:
         result = run("budgets", "set", *arguments)
         assert result.returncode == 1 and sentence in result.stderr and "Traceback" not in result.stderr
