@@ -1,6 +1,6 @@
 """UUIDv7 ids: the first 48 bits are the time of making, in milliseconds since 1970, so ids sort by time (RFC 9562)."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -29,4 +29,4 @@ def smallest_id(moment: datetime) -> UUID:
 
 def time_of(identifier: UUID) -> datetime:
     """When a UUIDv7 was made, to the millisecond, in UTC."""
-    return datetime.fromtimestamp((identifier.int >> 80) / 1000, UTC)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=identifier.int >> 80)

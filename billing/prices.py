@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import func, insert, select, text
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import new_id
@@ -78,7 +79,7 @@ async def load(conn: AsyncConnection) -> PriceBook:
     columns = price_version.c
     rows = await conn.execute(
         select(price_version)
-        .distinct(columns.book, columns.model, columns.upstream)
+        .ext(distinct_on(columns.book, columns.model, columns.upstream))
         .where(columns.effective_at <= func.clock_timestamp())
         .order_by(columns.book, columns.model, columns.upstream, columns.effective_at.desc())
     )

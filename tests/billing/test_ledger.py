@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from billing import holds, ledger
-from billing.budgets import list_budgets, set_budget
+from billing.budgets import ScopeKind, list_budgets, set_budget
 from billing.frames import encode
 from billing.leases import Budgets
 from billing.ledger import Ledger
@@ -57,7 +58,7 @@ async def spent(engine: AsyncEngine) -> tuple[Decimal, Decimal]:
         return budget.leased, budget.settled
 
 
-async def key_budget(engine: AsyncEngine, limit: str = "100") -> dict[Any, str]:
+async def key_budget(engine: AsyncEngine, limit: str = "100") -> dict[ScopeKind, str]:
     async with engine.begin() as conn:
         await set_budget(conn, "key", KEY, "none", Decimal(limit), currency="USD")
     return {"key": str(KEY)}
@@ -165,8 +166,8 @@ async def test_a_crash_before_the_record_frees_its_hold_and_one_after_does_not(
 ) -> None:
     scopes = await key_budget(engine)
     before = Spool(tmp_path)
-    died, spooled = new_operation_ids = [an_operation(billed=Decimal("0.5")) for _ in range(2)]
-    for record in new_operation_ids:
+    died, spooled = an_operation(), an_operation(billed=Decimal("0.5"))
+    for record in (died, spooled):
         await Budgets(engine, before.replica).admit(record.id, scopes, Decimal(2))
     await before.append(spooled)
     await before.close()
@@ -184,7 +185,7 @@ async def test_a_crash_before_the_record_frees_its_hold_and_one_after_does_not(
 async def test_settlement_and_admission_at_once_neither_deadlock_nor_lose_a_cent(
     engine: AsyncEngine, tmp_path: Path
 ) -> None:
-    kinds = ("key", "user", "team", "org")
+    kinds: tuple[ScopeKind, ...] = ("key", "user", "team", "org")
     async with engine.begin() as conn:
         for kind in kinds:
             for scope in "abc":
@@ -197,13 +198,12 @@ async def test_settlement_and_admission_at_once_neither_deadlock_nor_lose_a_cent
         for turn in range(15):
             record = an_operation(billed=Decimal("0.01"))
             scopes = {kind: "abc"[(turn * (n + 1) + number) % 3] for n, kind in enumerate(kinds)}
-            await budgets.admit(record.id, scopes, Decimal("0.03"))  # type: ignore[arg-type]
+            await budgets.admit(record.id, scopes, Decimal("0.03"))
             await other.append(record)
 
     loops = [asyncio.create_task(Ledger(engine, other).run()) for other in spools]
     await asyncio.gather(*(serve(number) for number in range(12)))
-    while any(other.depth for other in spools):
-        await asyncio.sleep(0.02)
+    await until(lambda: not any(other.depth for other in spools))
     for loop in loops:
         loop.cancel()
     await asyncio.gather(*loops, return_exceptions=True)
@@ -237,30 +237,30 @@ async def test_the_loop_outlives_an_outage_of_postgresql(
 
     # The next server has another socket folder; what stays the same to the client is that connecting works again.
     again = await asyncio.to_thread(servers.enter_context, embedded_postgres(tmp_path / "pg"))
-    Path(url.partition("host=")[2]).symlink_to(again.partition("host=")[2])
+    await asyncio.to_thread(os.symlink, again.partition("host=")[2], url.partition("host=")[2])
     await until(lambda: copier.health().spooled == 0 and copier.health().last_error is None)
     assert await count(engine) == 4
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
     await engine.dispose()
-    Path(url.partition("host=")[2]).unlink()
+    await asyncio.to_thread(os.unlink, url.partition("host=")[2])
     await asyncio.to_thread(servers.close)
 
 
 async def until(true: Any) -> None:
     async with asyncio.timeout(30):
-        while not true():
+        while not true():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.02)
 
 
 async def test_the_loop_makes_partitions_ahead(engine: AsyncEngine, spool: Spool) -> None:
-    loop = asyncio.create_task(Ledger(engine, spool).run())
-    query = text("SELECT count(*) AS n FROM pg_inherits WHERE inhparent = 'operation'::regclass")
-    async with asyncio.timeout(30):
-        while (await rows(engine, query))[0]["n"] != 1 + 1 + ledger.PARTITION_DAYS_AHEAD:
-            await asyncio.sleep(0.05)
+    copier = Ledger(engine, spool)
+    loop = asyncio.create_task(copier.run())
+    await until(lambda: copier.health().copied_at is not None)
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
+    query = text("SELECT count(*) AS n FROM pg_inherits WHERE inhparent = 'operation'::regclass")
+    assert (await rows(engine, query))[0]["n"] == 1 + 1 + ledger.PARTITION_DAYS_AHEAD
 
 
 async def test_settling_nothing_is_nothing(engine: AsyncEngine) -> None:

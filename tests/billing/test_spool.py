@@ -79,7 +79,7 @@ async def test_segments_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.M
     records = [an_operation() for _ in range(10)]
     for record in records:
         await spool.append(record)
-    assert sum(name.endswith(".segment") for name in await asyncio.to_thread(os.listdir, tmp_path)) > 3  # noqa: PTH208
+    assert sum(name.endswith(".segment") for name in await asyncio.to_thread(os.listdir, tmp_path)) > 3
     assert await everything(spool) == records
     await spool.close()
 
