@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -41,7 +42,9 @@ class CpuBackend:
 
     def new_kv(self, num_slots: int, num_kv_heads: int, head_dim: int) -> Tensor:
         """[num_slots, 2 * kv heads, head_dim], keys then values: one write a layer, and runs of blocks are slices."""
-        return torch.zeros(num_slots, 2 * num_kv_heads, head_dim, dtype=self.kv_dtype)
+        # numpy's zeros are pages that the kernel hands out on first use: the pool takes memory only as it fills.
+        shape = num_slots, 2 * num_kv_heads, head_dim * self.kv_dtype.itemsize
+        return torch.from_numpy(np.zeros(shape, dtype=np.uint8)).view(self.kv_dtype)
 
     def write_kv(self, pool: Tensor, keys_values: Tensor, plan: AttentionPlan) -> None:
         pool.index_copy_(0, plan.slot_mapping, keys_values.to(self.kv_dtype))
