@@ -118,12 +118,13 @@ class StreamRelay:
             self._attempt.first_token = time.monotonic()
 
     async def _finish(self) -> None:
-        last = b"".join(self._bytes(frame) for frame in self._held)
+        usage = b""
         if self._call.include_usage:
-            usage = self._usage_frame or next((f.usage_only() for f in reversed(self._held) if f.usage), None)
-            if usage is not None:
-                last += usage.stream_bytes(show_usage=True, null_usage=False)
-        await self._exchange.write(last + DONE, last=True)
+            source = self._usage_frame or next((f.usage_only() for f in reversed(self._held) if f.usage), None)
+            if source is not None:
+                usage = source.stream_bytes(show_usage=True, null_usage=False)
+        held = b"".join(self._bytes(frame) for frame in self._held)
+        await self._exchange.write(held + usage + DONE, last=True)
 
     def _bytes(self, frame: Frame) -> bytes:
         return frame.stream_bytes(show_usage=self._call.continuous_usage, null_usage=self._call.include_usage)
