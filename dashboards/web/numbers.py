@@ -1,5 +1,6 @@
 """How numbers look: money exact and never scientific, counts grouped by thousands, times in the unit that fits."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
@@ -8,10 +9,15 @@ PLACES = 6  # what tables show; a smaller amount than that shows all its digits
 _WIDE = Context(prec=100, rounding=ROUND_HALF_EVEN)  # the default context would round sums of more than 28 digits
 
 
-def exact(amount: Decimal) -> str:
-    """All digits of `amount`, thousands grouped, at least two decimals: `1,234.50`, `0.0000001`."""
+def exact(amount: Decimal, places: int = 2) -> str:
+    """All digits of `amount`, thousands grouped, at least `places` decimals: `1,234.50`, `0.0000001`."""
     whole, _, decimals = format(amount, ",f").partition(".")
-    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+    return f"{whole}.{decimals.rstrip('0').ljust(places, '0')}"
+
+
+def places(amounts: Iterable[Decimal | None]) -> int:
+    """The decimals that the longest of `amounts` needs, at least two: with so many, a column lines up."""
+    return max((len(exact(amount).partition(".")[2]) for amount in amounts if amount is not None), default=2)
 
 
 def aligned(amount: Decimal) -> str:
@@ -26,8 +32,7 @@ def short(amount: Decimal) -> str:
     """`amount` with six decimals or four significant digits, whichever are more; trailing zeros left out."""
     if not amount:
         return exact(amount)
-    places = max(PLACES, 3 - amount.adjusted())
-    return exact(_WIDE.quantize(amount, Decimal(1).scaleb(-places)))
+    return exact(_WIDE.quantize(amount, Decimal(1).scaleb(-max(PLACES, 3 - amount.adjusted()))))
 
 
 def plain(amount: Decimal) -> str:
@@ -53,14 +58,15 @@ def count(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`340 µs`, `812 ms`, `1.24 s`, `2 min 5 s`."""
+    """`340 µs`, `1.3 ms`, `812 ms`, `1.24 s`, `2 min 5 s`."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f} ms"
-    if seconds < 60:
+        return f"{seconds * 1e3:.1f} ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f} ms"
+    if seconds < 59.995:
         return f"{seconds:.2f} s"
-    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s"
 
 
 def clock(at: datetime) -> str:

@@ -41,6 +41,11 @@ def create_router(engine: AsyncEngine, admin_key_hash: bytes) -> Router:
         title = {404: "Not found", 403: "Refused", 413: "Too large"}.get(error.status_code, "That did not work")
         return _message(site, error.status_code, title, error.detail, error.headers)
 
+    def failed(request: AnyRequest, _: Exception) -> Response[str]:
+        log.exception("dashboard_failed", path=request.url.path)
+        message = "This page could not be made. The gateway's log says why."
+        return _message(site, 500, "Something is wrong here", message, None)
+
     private = Router(
         "/",
         route_handlers=[pages.overview, pages.operations, pages.operation, no_such_page],
@@ -54,6 +59,7 @@ def create_router(engine: AsyncEngine, admin_key_hash: bytes) -> Router:
             sign_in.NotSignedInError: sign_in.to_sign_in,
             DatabaseAwayError: database_away,
             HTTPException: http_error,
+            Exception: failed,
         },
         after_request=_add_headers,
         include_in_schema=False,

@@ -27,7 +27,7 @@ class Sessions:
 
     def key_matches(self, key: str) -> bool:
         """Whether `key` is the admin key, in constant time."""
-        return hmac.compare_digest(hashlib.sha256(key.encode()).digest(), self._key_hash)
+        return hmac.compare_digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest(), self._key_hash)
 
     def issue(self) -> str:
         expiry = str(int(self._clock()) + LIFETIME_SECONDS)

@@ -67,10 +67,7 @@ async def sign_in(request: AnyRequest, site: Site) -> Response[Any]:
         return site.page("sign_in.html", 429, {"retry-after": str(math.ceil(wait))}, next=page, error=message)
     if not site.sessions.key_matches(form.get("key", [""])[0].strip()):
         site.throttle.failed(address)
-        message = (
-            "That is not the admin key. It was printed when Farthing started, and is in up.json in the data folder."
-        )
-        return site.page("sign_in.html", 401, next=page, error=message)
+        return site.page("sign_in.html", 401, next=page, error="That is not the admin key.")
     site.throttle.succeeded(address)
     cookie = _cookie(request, site.sessions.issue(), LIFETIME_SECONDS)
     return Redirect(page, status_code=303, cookies=[cookie])

@@ -97,7 +97,13 @@ def _environment() -> jinja2.Environment:
         "short": numbers.short,
         "script_json": _script_json,
     }
-    environment.globals |= {"BASE": BASE, "percent": numbers.percent, "asset": _asset, "plotly": plotly_js}
+    environment.globals |= {
+        "BASE": BASE,
+        "percent": numbers.percent,
+        "places": numbers.places,
+        "asset": _asset,
+        "plotly": plotly_js,
+    }
     return environment
 
 
