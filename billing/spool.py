@@ -96,8 +96,11 @@ class Spool:
         return await self._on_thread(self._oldest)
 
     async def read(self, segment: Path) -> Contents:
-        """What a sealed segment holds."""
-        return await self._on_thread(lambda: read(segment.read_bytes()))
+        """What a sealed segment holds. Not on the spool's thread: appends need not wait for it."""
+        try:
+            return await asyncio.to_thread(lambda: read(segment.read_bytes()))
+        except OSError as error:
+            _raise(error, self.folder)
 
     async def discard(self, segment: Path, contents: Contents, refused: list[tuple[str, bytes]]) -> None:
         """Delete a segment whose records are committed, once its unreadable lines and `refused` ones are set aside.
