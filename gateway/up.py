@@ -159,7 +159,7 @@ def pull(model: str) -> None:
     if Path(model).exists():
         return
     command = [sys.executable, "-P", "-m", "engine", "models", "pull", model]
-    if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+    if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode != 0:
         raise UpError(
             f"the model {model!r} could not be had (the reason stands above); `farthing models list` shows all"
         )
