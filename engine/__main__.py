@@ -1,68 +1,83 @@
 """`python -m engine`: serve models over HTTP, and look after the model files."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from engine import catalog
+from engine.memory import parse_size
+from engine.model_sources import CatalogError
 from engine.models_cli import app as models_app
+from engine.models_cli import pull_with_progress
 
 app = typer.Typer(help="Farthing's inference engine.", no_args_is_help=True, add_completion=False)
 app.add_typer(models_app, name="models")
 
 
-@app.callback()
-def main() -> None:
-    pass
+class DTypeName(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
 
 
 @app.command()
 def serve(
     models: Annotated[list[str], typer.Argument(help="Names from the catalogue, .gguf files or model folders.")],
-    host: str = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "bfloat16",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
+    dtype: Annotated[DTypeName, typer.Option(help="What the linear layers compute in.")] = DTypeName.BFLOAT16,
     kv_memory: Annotated[
-        str | None, typer.Option(help="KV cache of all models together, like 1GiB. Default: a quarter of what is free.")
+        str | None,
+        typer.Option(
+            help="KV cache of all models together, like 1GiB. Default: a quarter of free memory, 4 GiB at most."
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores to use. Default: all.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to compute on. Default: all.", min=1)] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
 ) -> None:
     """Serve one or more models on one port until interrupted."""
-    # The heavy imports wait until they are needed, so that --help is quick.
-    from engine.catalog import CatalogError, resolve
-    from engine.memory import parse_size
-    from engine.serve import ServeOptions, bind
-    from engine.serve import serve as run
-
-    if dtype not in ("float32", "bfloat16", "int8"):
-        raise typer.BadParameter(f"{dtype!r} is not one of float32, bfloat16, int8", param_hint="--dtype")
     try:
         memory = None if kv_memory is None else parse_size(kv_memory)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--kv-memory") from error
-    found: dict[str, Path] = {}
-    for given in models:
-        try:
-            path = resolve(given)
-        except CatalogError as error:
-            raise _fail(str(error)) from error
-        name = given if path != Path(given) else path.stem if path.is_file() else path.resolve().name
-        if name in found:
-            raise _fail(f"Two of the models would be called {name!r}: give each its own file or folder name.")
-        found[name] = path
+    found = _find(models)
+
+    # torch and the server take a second to import, which `--help` and `models` need not wait for.
+    from engine.serve import ServeOptions, bind
+    from engine.serve import serve as run
+
     try:
         listener = bind(host, port)
     except OSError as error:
-        raise _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --port.") from error
-    problem = run(ServeOptions(found, host, port, dtype, memory, threads, max_batch_tokens), listener)  # type: ignore[arg-type]
+        _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port.")
+    problem = run(ServeOptions(found, dtype.value, memory, threads, max_batch_tokens), listener)
     if problem is not None:
-        raise _fail(problem)
+        _fail(problem)
 
 
-def _fail(message: str) -> typer.Exit:
-    typer.echo(message, err=True)
-    return typer.Exit(1)
+def _find(models: list[str]) -> dict[str, Path]:
+    """Paths by the names that requests will use: the catalogue's, or the file's or folder's own."""
+    found: dict[str, Path] = {}
+    for given in models:
+        try:
+            if given in catalog.entries():
+                name, path = given, pull_with_progress(given)
+            else:
+                path = catalog.resolve(given)
+                name = path.stem if path.is_file() else path.resolve().name
+        except CatalogError as error:
+            _fail(str(error))
+        if name in found:
+            _fail(f"Two of the models would be called {name!r}: give each its own file or folder name.")
+        found[name] = path
+    return found
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How much memory the KV pools get."""
 
 import re
+import resource
 from pathlib import Path
 
 DEFAULT_SHARE = 0.25
@@ -39,6 +40,11 @@ def available_memory() -> int:
     except OSError:
         return available
     return available if limit == "max" else min(available, int(limit) - used)
+
+
+def resident_memory() -> int:
+    """Bytes of memory this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def blocks_that_fit(block_bytes: list[int], kv_memory: int | None) -> int:

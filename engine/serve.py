@@ -1,9 +1,10 @@
 """Starts the engine as a process: loads models, decides how much memory their caches get, serves until a signal."""
 
 import asyncio
-import resource
+import logging
 import signal
 import socket
+import threading
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ import uvicorn
 from engine.batch import BLOCK_TOKENS
 from engine.front import Front
 from engine.hosted import HostedModel
-from engine.memory import blocks_that_fit, show_size
+from engine.loader import ModelFileError
+from engine.memory import blocks_that_fit, resident_memory, show_size
 from engine.runner import load
 from engine.server import create_app
 from engine.tokenizer import load_tokenizer
+
+log = logging.getLogger("engine")
 
 GRACE = 5
 """Seconds that running requests have to finish after a signal; then they are aborted and answered."""
@@ -29,8 +33,6 @@ DType = Literal["float32", "bfloat16", "int8"]
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     models: dict[str, Path]
-    host: str
-    port: int
     dtype: DType
     kv_memory: int | None
     """Bytes for the KV of all models together; None takes a share of what is free."""
@@ -74,8 +76,9 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
             f"{model.max_context:,} tokens; KV cache {model.blocks.num_blocks:,} blocks of {BLOCK_TOKENS} tokens = "
             f"{model.pool_tokens:,} tokens, {show_size(pool)}"
         )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    lines.append(f"  memory   {show_size(peak)} at most while loading; the KV cache takes its share as it fills")
+    lines.append(
+        f"  memory   {show_size(resident_memory())} with the weights; the KV cache takes its share as it fills"
+    )
     lines.append(f"  threads  {torch.get_num_threads()}")
     lines.append(
         f"  batch    up to {options.max_batch_tokens} tokens a step, {len(models[0].scheduler.table)} requests"
@@ -97,21 +100,34 @@ async def _serve(options: ServeOptions, listener: socket.socket) -> str | None:
         create_app(front), log_level="warning", access_log=False, timeout_graceful_shutdown=2 * GRACE, backlog=2048
     )
     server = _Server(config, front)
-    loading = asyncio.create_task(_load(options, listener, front, server))
-    await server.serve(sockets=[listener])
-    return await loading if loading.done() else None
+    loop = asyncio.get_running_loop()
+    problem: str | None = None
 
+    def opened(models: list[HostedModel]) -> None:
+        host, port = listener.getsockname()[:2]
+        print(describe(options, models, f"http://{f'[{host}]' if ':' in host else host}:{port}"), flush=True)
+        front.open(models)
 
-async def _load(options: ServeOptions, listener: socket.socket, front: Front, server: uvicorn.Server) -> str | None:
-    try:
-        models = await asyncio.to_thread(load_models, options)
-    except (ValueError, OSError, MemoryError) as error:
+    def failed(message: str) -> None:
+        nonlocal problem
+        problem = message
         server.should_exit = True
-        return str(error)
-    host, port = listener.getsockname()[:2]
-    print(describe(options, models, f"http://{f'[{host}]' if ':' in host else host}:{port}"), flush=True)
-    front.open(models)
-    return None
+
+    def work() -> None:
+        try:
+            models = load_models(options)
+        except (ModelFileError, ValueError, OSError, MemoryError) as error:
+            loop.call_soon_threadsafe(failed, str(error) or type(error).__name__)
+        except Exception as error:
+            log.exception("Loading failed")
+            loop.call_soon_threadsafe(failed, f"Loading failed: {error}")
+        else:
+            loop.call_soon_threadsafe(opened, models)
+
+    # A thread of its own, not the loop's executor: a signal while it loads must not wait for it.
+    threading.Thread(target=work, name="engine-load", daemon=True).start()
+    await server.serve(sockets=[listener])
+    return problem
 
 
 class _Server(uvicorn.Server):

@@ -1,6 +1,5 @@
 """The step loop: requests in, events out, accounts that add up."""
 
-import queue
 import threading
 import time
 
@@ -8,54 +7,8 @@ import pytest
 import torch
 
 from engine.accounting import CostModel
-from engine.core import EngineCore
-from engine.detokenizer import Detokenizer
-from engine.hosted import Event, Generation, HostedModel
-from engine.sampling import SamplingParams
-from engine.sequence import Sequence
 from tests.engine.fake_model import expected_text, fake_model, fake_tokenizer
-
-
-def generation(model: HostedModel, prompt: str, count: int, *, streaming: bool = True, **params) -> Generation:
-    tokens = model.tokenizer.encode(prompt, add_special=True)
-    params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})
-    sequence = Sequence("id", b"", tokens, len(tokens), len(tokens) + count, time.monotonic())
-    return Generation(sequence, params, Detokenizer(model.tokenizer, params.stop), streaming, params.seed or 0)
-
-
-class Harness:
-    """A running core whose events land in one queue."""
-
-    def __init__(self, *models: HostedModel) -> None:
-        self.models = models
-        self.news: queue.Queue[list[Event]] = queue.Queue()
-        self.core = EngineCore(models, self.news.put)
-
-    def __enter__(self) -> "Harness":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.core.stop()
-        for model in self.models:
-            model.scheduler.check()
-            assert not model.generations and model.blocks.held == 0
-
-    def submit(self, model: HostedModel, prompt: str, count: int, **options) -> Generation:
-        request = generation(model, prompt, count, **options)
-        self.core.submit(model, request)
-        return request
-
-    def collect(self, *wanted: Generation) -> dict[Generation, list[Event]]:
-        """All events up to the end of each wanted generation."""
-        found: dict[Generation, list[Event]] = {request: [] for request in wanted}
-        while not all(events and events[-1].finish for events in found.values()):
-            for event in self.news.get(timeout=20):
-                found.setdefault(event.generation, []).append(event)
-        return found
-
-
-def text(events: list[Event]) -> str:
-    return "".join(event.text for event in events)
+from tests.engine.harness import Harness, text
 
 
 @pytest.mark.parametrize("streaming", [True, False])
