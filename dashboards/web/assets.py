@@ -2,6 +2,7 @@
 
 from litestar import Response, get
 from litestar.exceptions import NotFoundException
+from litestar.params import FromPath
 
 from dashboards.web import plotly_js
 from dashboards.web.site import AnyRequest, static_path
@@ -26,7 +27,7 @@ def plotly(request: AnyRequest) -> Response[bytes]:
 
 
 @get("/static/{name:str}", sync_to_thread=True)
-def static(name: str) -> Response[bytes]:
+def static(name: FromPath[str]) -> Response[bytes]:
     """One of our own files."""
     if name not in MEDIA_TYPES:
         raise NotFoundException("There is no such file.")

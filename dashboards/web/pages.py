@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from litestar import Response, get
+from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
+from litestar.params import FromPath, FromQuery
 
 from billing import reports
 from billing.prices import Price
@@ -17,7 +19,9 @@ LATEST = 100
 
 
 @get("/")
-async def overview(request: AnyRequest, site: Site, period: str = PERIODS[-1].slug) -> Response[str]:
+async def overview(
+    request: AnyRequest, site: NamedDependency[Site], period: FromQuery[str] = PERIODS[-1].slug
+) -> Response[str]:
     """Spending, tokens, models and users in `period` (`today`, `7d` or `30d`)."""
     chosen = next((each for each in PERIODS if each.slug == period), None)
     if chosen is None:
@@ -31,7 +35,7 @@ async def overview(request: AnyRequest, site: Site, period: str = PERIODS[-1].sl
 
 
 @get("/operations")
-async def operations(site: Site) -> Response[str]:
+async def operations(site: NamedDependency[Site]) -> Response[str]:
     """The newest operations."""
     async with site.read() as connection:
         latest = await reports.latest_operations(connection, LATEST)
@@ -39,7 +43,7 @@ async def operations(site: Site) -> Response[str]:
 
 
 @get("/operations/{operation_id:str}")
-async def operation(site: Site, operation_id: str) -> Response[str]:
+async def operation(site: NamedDependency[Site], operation_id: FromPath[str]) -> Response[str]:
     """Everything about one operation."""
     try:
         wanted = UUID(operation_id)

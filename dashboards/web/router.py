@@ -4,6 +4,7 @@ import structlog
 from litestar import Response, Router, get
 from litestar.di import Provide
 from litestar.exceptions import HTTPException, NotFoundException
+from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dashboards.web import assets, pages, sign_in
@@ -67,7 +68,7 @@ def create_router(engine: AsyncEngine, admin_key_hash: bytes) -> Router:
 
 
 @get("/{rest:path}", sync_to_thread=False)
-def no_such_page(rest: str) -> Response[str]:
+def no_such_page(rest: FromPath[str]) -> Response[str]:
     """Whatever else is asked for below /dashboard."""
     raise NotFoundException("There is no such page.")
 

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlencode
 from litestar import Request, Response, get, post
 from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
+from litestar.di import NamedDependency
 from litestar.exceptions import PermissionDeniedException
 from litestar.handlers import BaseRouteHandler
 from litestar.response import Redirect
@@ -49,13 +50,13 @@ def to_sign_in(_: AnyRequest, error: NotSignedInError) -> Redirect:
 
 
 @get("/sign-in", sync_to_thread=False)
-def sign_in_page(request: AnyRequest, site: Site) -> Response[str]:
+def sign_in_page(request: AnyRequest, site: NamedDependency[Site]) -> Response[str]:
     """The form."""
     return site.page("sign_in.html", next=_own_page(request.query_params.get("next", BASE)), error=None)
 
 
 @post("/sign-in", request_max_body_size=_FORM_BYTES)
-async def sign_in(request: AnyRequest, site: Site) -> Response[Any]:
+async def sign_in(request: AnyRequest, site: NamedDependency[Site]) -> Response[Any]:
     """Check the key, set the cookie, go on to the page that was asked for."""
     _refuse_other_sites(request)
     form = parse_qs((await request.body()).decode("utf-8", "replace"))
