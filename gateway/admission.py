@@ -23,7 +23,9 @@ class Admission:
         self._dispatcher = dispatcher
 
     async def admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> int | None:
-        """Hold the worst case in every scope that has a hard budget; return the output cap a budget imposes, if any.
+        """Hold the worst case in every scope that has a budget; return the output cap that a hard one imposes, if any.
+
+        Where no budget is hard the hold is of nothing: it only marks where the charge will count.
 
         Raises ApiError 402 naming the exhausted scope, or that the model is unpriced; 503 when the database is away.
         The hold is settled by the operation's row, whatever becomes of the call.
@@ -32,6 +34,7 @@ class Admission:
         async with reachable():
             remaining = await self._budgets.remaining(scopes)
         if remaining is None:
+            await self._hold(operation, scopes, Decimal(0))
             return None
         price = book.sale(model)
         if price is None or worst_case(price, 1, 1) is None:
