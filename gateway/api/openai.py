@@ -49,7 +49,7 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
         if "truncated" in reason:
-            reason = f"it ends too early (byte {len(body)})"
+            reason = f"it ends too early (byte {len(body)}) or a \\u escape is incomplete"
         raise ApiError(400, "invalid_json", f"The body is not valid JSON: {reason}.") from None
     except RecursionError:
         raise ApiError(400, "invalid_json", "The body's JSON is nested too deeply.") from None

@@ -43,7 +43,7 @@ CUES = (
     _cue(
         "maths",
         0.5,
-        r"\\(frac|int|sum|sqrt|lim|begin)\b",
+        r"\\(frac|int|sum|sqrt|lim|begin)(?![a-z])",
         r"[∫∑√∂≤≥≠∞∀∃]",
         r"\b(prove|proof|theorem|integral|derivative|eigenvalues?|probability|equations?|combinatorics|modulo)\b",
         r"\bsolve\b.{0,40}=",

@@ -1,0 +1,31 @@
+"""Events come out whole, however the stream's bytes are cut."""
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.upstreams.sse import events
+
+TEXT = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))
+
+
+async def cut(data: bytes, places: list[int]) -> AsyncIterator[bytes]:
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    for start, end in pairwise(edges):
+        yield data[start:end]
+
+
+@given(st.lists(TEXT, max_size=5), st.lists(st.integers(0, 10_000), max_size=20), st.sampled_from(["\n", "\r\n"]))
+async def test_any_cut_gives_the_same_events(texts: list[str], places: list[int], end: str) -> None:
+    data = "".join(f": comment{end}id: 1{end}data: {text}{end}{end}" for text in texts).encode()
+    assert [event.decode() async for event in events(cut(data, places))] == texts
+
+
+async def test_an_event_without_its_end_is_dropped() -> None:
+    assert [event async for event in events(cut(b"data: a\n\ndata: b\n", []))] == [b"a"]
+
+
+async def test_lines_of_one_event_are_joined() -> None:
+    assert [event async for event in events(cut(b"data: a\ndata:b\n\n", []))] == [b"a\nb"]
