@@ -83,7 +83,7 @@ class Spool:
     async def append(self, record: OperationRecord) -> None:
         """Return once `record` is on disk. A caller that is cancelled while it waits leaves the record to be written.
 
-        Raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then not kept.
+        Raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then lost.
         """
         written = asyncio.get_running_loop().create_future()
         self._waiting.append((encode(record), written))
@@ -108,7 +108,6 @@ class Spool:
         `refused` is what the ledger could not store: (reason, line).
         """
         await self._on_thread(lambda: self._discard(segment, contents, refused))
-        self.depth -= contents.lines
 
     async def close(self) -> None:
         """Finish what waits, then let go of the folder."""
@@ -125,8 +124,7 @@ class Spool:
                 batch, self._waiting = self._waiting, []
                 failure: Exception | None = None
                 try:
-                    await self._on_thread(partial(self._write, b"".join(frame for frame, _ in batch)))
-                    self.depth += len(batch)
+                    await self._on_thread(partial(self._write, [frame for frame, _ in batch]))
                 except Exception as error:  # whatever it is, it is the callers' to know
                     failure = error
                 for _, written in batch:
@@ -143,11 +141,12 @@ class Spool:
         except OSError as error:
             _raise(error, self.folder)
 
-    # The rest runs on the spool's one thread, which alone touches the segments.
+    # The rest runs on the spool's one thread, which alone touches the segments and counts what is in them.
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, frames: list[bytes]) -> None:
         if self._segment is None:
             self._open()
+        data = b"".join(frames)
         rest = memoryview(data)
         try:
             while rest:
@@ -162,6 +161,7 @@ class Spool:
                 self._seal()
             raise
         self._size += len(data)
+        self.depth += len(frames)
         if self._size >= SEGMENT_BYTES:
             self._seal()
 
@@ -175,7 +175,10 @@ class Spool:
     def _seal(self) -> None:
         if self._segment is not None:
             os.close(self._file)
-            self._sealed.append(self._segment)
+            if self._size:
+                self._sealed.append(self._segment)
+            else:  # a full disk would else leave one empty file for each failed append
+                self._segment.unlink()
             self._segment = None
 
     def _oldest(self) -> Path | None:
@@ -196,6 +199,7 @@ class Spool:
                 os.fsync(file.fileno())
         segment.unlink()
         self._sealed.remove(segment)
+        self.depth -= contents.lines
         _sync_folder(self.folder)
 
 

@@ -1,6 +1,7 @@
 """A process that lives as a gateway does (admit, serve, spool, copy) until the test kills it.
 
-Run as `python -m tests.billing.doomed_replica URL FOLDER`. It prints the id of each operation once it is spooled.
+Run as `python -m tests.billing.doomed_replica URL FOLDER`. It prints the id of each operation once it is spooled,
+and `refused` for each that a budget refused.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ async def serve(budgets: Budgets, spool: Spool) -> None:
         try:
             await budgets.admit(record.id, {"org": "o", "key": random.choice("ab")}, hold)
         except BudgetExhausted:
+            say("refused")
             await asyncio.sleep(0.01)
             continue
         await asyncio.sleep(random.uniform(0, 0.005))
@@ -31,8 +33,12 @@ async def serve(budgets: Budgets, spool: Spool) -> None:
             await budgets.release(record.id)
         else:
             await spool.append(record)
-            sys.stdout.write(f"{record.id}\n")
-            sys.stdout.flush()
+            say(str(record.id))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 async def main() -> None:

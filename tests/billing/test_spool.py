@@ -176,6 +176,7 @@ async def test_a_full_disk_is_said_so_and_costs_nothing_acknowledged(
             with pytest.raises(SpoolFullError, match="is full; free some space"):
                 await spool.append(an_operation())
     assert spool.depth == 1
+    assert len([name for name in await asyncio.to_thread(os.listdir, tmp_path) if name.endswith(".segment")]) == 1
     await spool.append(after := an_operation())
     assert await everything(spool) == [before, after]
     assert not (tmp_path / UNREADABLE).exists()
