@@ -68,7 +68,7 @@ def create_app(settings: Settings) -> Litestar:
             for upstream in upstreams.values():
                 await upstream.close()
             await engine.dispose()
-            tracing.close()
+            await asyncio.to_thread(tracing.close)  # it may wait for the collector
 
     return Litestar(
         route_handlers=[

@@ -13,7 +13,7 @@ from uuid import UUID
 import httpx
 import uvicorn
 from openai import AsyncOpenAI
-from sqlalchemy import select, text
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from billing.people import create_key, create_org, create_team, create_user
@@ -109,10 +109,6 @@ class Gateway:
             dict(row) | {"attempts": [dict(a) for a in attempts if a["operation_id"] == row["id"]]}
             for row in operations
         ]
-
-    async def execute(self, statement: str, **values: Any) -> None:
-        async with self.engine.begin() as connection:
-            await connection.execute(text(statement), values)
 
     @contextlib.asynccontextmanager
     async def socket(self, head: str, body: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
