@@ -87,7 +87,7 @@ def read_header(path: Path) -> GgufHeader:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _parse(_Cursor(data))
-            except (struct.error, IndexError, KeyError, UnicodeDecodeError) as error:
+            except (struct.error, LookupError, UnicodeDecodeError, ArithmeticError, TypeError) as error:
                 raise GgufError(f"{path} is a damaged GGUF file: {error}") from error
             except GgufError as error:
                 raise GgufError(f"{path}: {error}") from error

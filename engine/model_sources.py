@@ -239,7 +239,8 @@ def fetch_hub(source: HubSource, size: int, target: Path, progress: Progress) ->
         while not finished.wait(POLL_SECONDS):
             progress(min(_folder_size(partial), size), size)
 
-    threading.Thread(target=watch, daemon=True).start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         snapshot_download(
             source.repository, revision=source.revision, local_dir=partial, allow_patterns=HUB_FILES, max_workers=4
@@ -253,6 +254,7 @@ def fetch_hub(source: HubSource, size: int, target: Path, progress: Progress) ->
         ) from error
     finally:
         finished.set()
+        watcher.join()
     shutil.rmtree(partial / ".cache", ignore_errors=True)
     files = sorted(path for path in partial.rglob("*") if path.is_file() and path.name != SUMS)
     (partial / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(partial)}\n" for path in files))

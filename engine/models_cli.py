@@ -14,10 +14,10 @@ from engine.catalog import CatalogError
 
 app = typer.Typer(no_args_is_help=True, help="See, fetch, check and delete models.")
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Names from `models list`.", show_default=False)]
+Names = Annotated[list[str], typer.Argument(metavar="NAME", help="Names from `models list`.", show_default=False)]
 SomeNames = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME…]", help="Names from `models list`; all fetched ones if none.", show_default=False),
+    typer.Argument(metavar="NAME", help="Names from `models list`; all fetched ones if none.", show_default=False),
 ]
 
 
