@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -38,6 +38,9 @@ def up(
         Path | None, typer.Option(help="Data folder (default: $FARTHING_DATA, else ~/.local/share/farthing).")
     ] = None,
     database_url: Annotated[str | None, typer.Option(help="Use this PostgreSQL, not the embedded one.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "int8"] | None, typer.Option(help="What the engine computes in.")
+    ] = None,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Start no engine: farthing.toml says where the models are.")
     ] = False,
@@ -57,6 +60,7 @@ def up(
         large=large,
         demo=demo,
         database_url=database_url,
+        dtype=dtype,
         engine=not no_engine,
     )
     try:

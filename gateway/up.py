@@ -50,6 +50,7 @@ class Options:
     large: str | None
     demo: bool
     database_url: str | None
+    dtype: str | None
     engine: bool
 
 
@@ -72,8 +73,7 @@ def up(options: Options) -> None:
 
 def bring_up(supervisor: Supervisor, options: Options) -> None:
     """Start every part and print the banner once they answer."""
-    data_dir = options.data_dir
-    config_path, config = datadir.configuration(data_dir)
+    config_path, config = datadir.configuration(options.data_dir)
     roles = chosen_roles(options, config)
     if options.engine:
         for model in dict.fromkeys(roles.values()):
@@ -84,46 +84,53 @@ def bring_up(supervisor: Supervisor, options: Options) -> None:
     environment = {f"FARTHING_ROLES__{role.upper()}": model for role, model in served.items()}
     engine_port = free_port()
     if options.engine:
-        arguments = [
-            "engine",
-            "serve",
-            *dict.fromkeys(roles.values()),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(engine_port),
-        ]
-        log = datadir.log_file(data_dir, "engine")
-        supervisor.start(PythonChild("engine", log, arguments, {}, ENGINE_PATIENCE))
+        start_engine(supervisor, options, list(dict.fromkeys(roles.values())), engine_port)
         environment["FARTHING_UPSTREAMS__ENGINE__BASE_URL"] = f"http://127.0.0.1:{engine_port}/v1"
     with step("database: migrations"):
         migrate(url)
-    before = UpFile.read(data_dir)
+    state = new_state(options, url)
+    if options.engine:
+        with step(f"engine: loading {' and '.join(dict.fromkeys(served.values()))}"):
+            supervisor.wait_until(lambda: answers(engine_port, "/health"))
+    environment |= {
+        "FARTHING_DATABASE_URL": url.render_as_string(hide_password=False),
+        "FARTHING_ADMIN_KEY_HASH": hashlib.sha256(state.admin_key.encode()).hexdigest(),
+        "FARTHING_DATA_DIR": str(options.data_dir.resolve()),
+    }
+    start_gateway(supervisor, options, config_path, environment)
+    # Upstreams that are not ours may well come later than we do.
+    health = "/health/ready" if options.engine else "/health/live"
+    with step(f"gateway: waiting for http://127.0.0.1:{options.port}{health}"):
+        supervisor.wait_until(lambda: answers(options.port, health))
+    state.write(options.data_dir)
+    print(banner(state, served["small"], served["large"]), flush=True)
+
+
+def start_engine(supervisor: Supervisor, options: Options, models: list[str], port: int) -> None:
+    arguments = ["engine", "serve", *models, "--host", "127.0.0.1", "--port", str(port)]
+    if options.dtype is not None:
+        arguments += ["--dtype", options.dtype]
+    log = datadir.log_file(options.data_dir, "engine")
+    supervisor.start(PythonChild("engine", log, arguments, {}, ENGINE_PATIENCE))
+
+
+def start_gateway(supervisor: Supervisor, options: Options, config: Path, environment: dict[str, str]) -> None:
+    arguments = ["gateway", "--config", str(config), "--host", "127.0.0.1", "--port", str(options.port)]
+    log = datadir.log_file(options.data_dir, "gateway")
+    supervisor.start(PythonChild("gateway", log, arguments, environment, GATEWAY_PATIENCE))
+
+
+def new_state(options: Options, url: URL) -> UpFile:
+    """What up.json will say: addresses of this run, keys of the last one if they still work."""
+    before = UpFile.read(options.data_dir)
     root = f"http://127.0.0.1:{options.port}"
-    state = UpFile(
+    return UpFile(
         base_url=f"{root}/v1",
         api_key=asyncio.run(_working_key(url, before.api_key if before else None)),
         admin_key=before.admin_key if before else f"fa-{secrets.token_urlsafe(32)}",
         dashboard_url=f"{root}/dashboard",
         database_url=libpq_url(url),
     )
-    if options.engine:
-        with step(f"engine: loading {' and '.join(dict.fromkeys(roles.values()))}"):
-            supervisor.wait_until(lambda: answers(engine_port, "/health"))
-    environment |= {
-        "FARTHING_DATABASE_URL": url.render_as_string(hide_password=False),
-        "FARTHING_ADMIN_KEY_HASH": hashlib.sha256(state.admin_key.encode()).hexdigest(),
-        "FARTHING_DATA_DIR": str(data_dir.resolve()),
-    }
-    arguments = ["gateway", "--config", str(config_path), "--host", "127.0.0.1", "--port", str(options.port)]
-    log = datadir.log_file(data_dir, "gateway")
-    supervisor.start(PythonChild("gateway", log, arguments, environment, GATEWAY_PATIENCE))
-    # Upstreams that are not ours may well come later than we do.
-    health = "/health/ready" if options.engine else "/health/live"
-    with step(f"gateway: waiting for {root}{health}"):
-        supervisor.wait_until(lambda: answers(options.port, health))
-    state.write(data_dir)
-    print(banner(state, served["small"], served["large"]), flush=True)
 
 
 def chosen_roles(options: Options, config: dict[str, Any]) -> dict[str, str]:
@@ -149,7 +156,7 @@ def add_missing_models(served: dict[str, str], config: dict[str, Any], config_pa
     missing = [model for model in dict.fromkeys(served.values()) if model not in config.get("models", {})]
     for model in missing:
         with config_path.open("a", encoding="utf-8") as file:
-            file.write(f'\n[models.{json.dumps(model)}] # added by `farthing up`; give it a price to bill it\n')
+            file.write(f"\n[models.{json.dumps(model)}] # added by `farthing up`; give it a price to bill it\n")
             file.write('upstream = "engine"\n')
         say(f"{model} has no price yet: it was added to {config_path}, where you can set one")
 

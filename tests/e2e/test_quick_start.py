@@ -20,7 +20,7 @@ from sqlalchemy import text
 from billing.records import TOKEN_CLASSES
 from gateway.connect import asyncpg_url, transaction
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]  # a first start fetches the models
 
 HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Say hello to the reader."}]
 
