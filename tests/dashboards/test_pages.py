@@ -9,6 +9,7 @@ from uuid import UUID
 
 import httpx
 import pytest
+import structlog
 from conftest import ADMIN_KEY, KEY_HASH, ORIGIN, mount, sign_in, visitor
 from sample_ledger import insert_records
 from sqlalchemy import text
@@ -281,6 +282,8 @@ async def test_a_defect_is_a_500_page_without_a_trace(engine: AsyncEngine) -> No
         await connection.execute(text("ALTER TABLE operation RENAME COLUMN billed TO charged"))
     async with visitor(mount(engine)) as client:
         await sign_in(client)
-        answer = await client.get("/dashboard")
+        with structlog.testing.capture_logs() as logs:
+            answer = await client.get("/dashboard")
+    assert [line["event"] for line in logs] == ["dashboard_failed"]
     assert answer.status_code == 500
     assert "The gateway" in answer.text and "UndefinedColumn" not in answer.text
