@@ -80,9 +80,8 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
         f"  memory   {show_size(resident_memory())} with the weights; the KV cache takes its share as it fills"
     )
     lines.append(f"  threads  {torch.get_num_threads()}")
-    lines.append(
-        f"  batch    up to {options.max_batch_tokens} tokens a step, {len(models[0].scheduler.table)} requests"
-    )
+    requests = len(models[0].scheduler.table)
+    lines.append(f"  batch    up to {options.max_batch_tokens} tokens and {requests} requests a step")
     return "\n".join(lines)
 
 
