@@ -13,9 +13,9 @@ from uuid import UUID
 
 import openai
 import pytest
-from conftest import FARTHING, Stack, wait_for
 from openai.types.chat import ChatCompletionUserMessageParam
 from sqlalchemy import text
+from stack import FARTHING, Stack, wait_for
 
 from billing.records import TOKEN_CLASSES
 from gateway.connect import asyncpg_url, transaction

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import Stack, free_port, wait_for
+from stack import Stack, free_port, wait_for
 
 from gateway.postgres import EmbeddedPostgres
 
