@@ -35,7 +35,7 @@ def _segments(started_at: datetime, attempt: AttemptRecord, whole: float) -> lis
     queued = min(attempt.queue_seconds or 0.0, end if first is None else first)
     pieces = [("queue", "Queued", 0.0, queued)]
     if first is None:
-        pieces.append(("rest", "Running", queued, end))
+        pieces.append(("first", "Waiting for a token that never came", queued, end))
     else:
         pieces += [("first", "To the first token", queued, first), ("rest", "First token to last", first, end)]
     offset = _offset(started_at, attempt.started_at)
