@@ -47,8 +47,8 @@ async def _abort_when_gone(front: Front, running: Running, receive: Receive) -> 
 
 
 async def _send_whole(running: Running, writer: ReplyWriter, send: Send) -> None:
-    async for news in running.events():
-        last = news
+    async for batch in running.batches():
+        last = batch[-1]
     _raise_if_failed(last)
     assert last.finish is not None and last.account is not None
     body = writer.whole(last.text, last.finish, last.account)
@@ -59,28 +59,33 @@ async def _send_whole(running: Running, writer: ReplyWriter, send: Send) -> None
 
 async def _send_stream(running: Running, writer: ReplyWriter, options: StreamOptions, send: Send) -> None:
     started = False
-    async for news in running.events():
+    async for batch in running.batches():
         frames = []
-        usage = _usage(running, options, news.delivered)
         if not started:
-            _raise_if_failed(news)
+            _raise_if_failed(batch[0])
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
             started = True
             if writer.chat:
                 frames.append(writer.role(_usage(running, options, 0)))
-        if news.text:
-            frames.append(writer.text(news.text, usage))
-        if news.finish == "error":
-            frames.append(event(ErrorBody(_failure(news).detail)))
-        elif news.finish is not None:
-            assert news.account is not None
-            frames.append(writer.finish(news.finish, usage))
-            if options.include_usage:
-                frames.append(writer.usage(news.account))
-            frames.append(DONE)
+        for news in batch:
+            frames += _frames(news, running, writer, options)
         if frames:
             await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _frames(news: Event, running: Running, writer: ReplyWriter, options: StreamOptions) -> list[bytes]:
+    usage = _usage(running, options, news.delivered)
+    frames = [writer.text(news.text, usage)] if news.text else []
+    if news.finish == "error":
+        frames.append(event(ErrorBody(_failure(news).detail)))
+    elif news.finish is not None:
+        assert news.account is not None
+        frames.append(writer.finish(news.finish, usage))
+        if options.include_usage:
+            frames.append(writer.usage(news.account))
+        frames.append(DONE)
+    return frames
 
 
 def _usage(running: Running, options: StreamOptions, delivered: int) -> Usage | UnsetType | None:

@@ -97,10 +97,8 @@ def decode(body: bytes, kind: type[T]) -> T:
         name = _non_finite(body)
         if name is not None:
             raise bad_request(f"{name} must be a finite number.", name) from error
-        problem = (
-            "must be a JSON object" if isinstance(error, msgspec.ValidationError) else "is not valid JSON in UTF-8"
-        )
-        raise bad_request(f"The request body {problem}: {error}.", code="invalid_json") from error
+        wanted = "a JSON object" if isinstance(error, msgspec.ValidationError) else "valid JSON in UTF-8"
+        raise bad_request(f"The request body is not {wanted}: {error}.", code="invalid_json") from error
     if kind is ChatRequest or kind is CompletionRequest:
         fields = _drop_off_values(fields)
     try:

@@ -31,7 +31,8 @@ class EngineCore:
         self._deliver = deliver
         self._commands: deque[Callable[[], list[Event]]] = deque()
         self._wake = threading.Event()
-        self._stopping = False
+        self._lock = threading.Lock()  # no command may be added once the last ones have been taken
+        self._stopping = self._ended = False
         self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
         self._thread.start()
 
@@ -40,13 +41,14 @@ class EngineCore:
         return self._thread.is_alive()
 
     def submit(self, model: HostedModel, generation: Generation) -> None:
-        """Start a generation; its events follow until one has `finish` set."""
+        """Start a generation: events follow until one has `finish` set. Raises RuntimeError when the loop is over."""
 
         def start() -> list[Event]:
             model.start(generation)
             return []
 
-        self._command(start)
+        if not self._command(start):
+            raise RuntimeError("the step loop has ended")
 
     def abort(self, model: HostedModel, generation: Generation) -> None:
         """End a generation before the next step; its last event says `abort`, unless it ended first."""
@@ -58,9 +60,13 @@ class EngineCore:
         self._wake.set()
         self._thread.join()
 
-    def _command(self, command: Callable[[], list[Event]]) -> None:
-        self._commands.append(command)
+    def _command(self, command: Callable[[], list[Event]]) -> bool:
+        with self._lock:
+            if self._ended:
+                return False
+            self._commands.append(command)
         self._wake.set()
+        return True
 
     def _run(self) -> None:
         try:
@@ -71,20 +77,24 @@ class EngineCore:
             # A defect outside any one request's step: nothing here can be trusted any more.
             log.exception("The step loop failed; the engine must be restarted")
             reason = "error"
-        events: list[Event] = []
-        while self._commands:
-            events += self._commands.popleft()()
+        with self._lock:
+            self._ended = True
+        events = self._obey()
         for model in self.models.values():
             events += model.end_all(reason)
         if events:
             self._deliver(events)
 
+    def _obey(self) -> list[Event]:
+        events: list[Event] = []
+        while self._commands:
+            events += self._commands.popleft()()
+        return events
+
     def _loop(self) -> None:
         turn = deque(self.models.values())
         while not self._stopping:
-            events: list[Event] = []
-            while self._commands:
-                events += self._commands.popleft()()
+            events = self._obey()
             model = next((model for model in turn if model.has_work), None)
             if model is not None:
                 events += model.step(self.clock)

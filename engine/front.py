@@ -27,13 +27,15 @@ class Running:
     generation: Generation
     news: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Events in order; the last one has `finish` set."""
-        while True:
-            event = await self.news.get()
-            yield event
-            if event.finish is not None:
-                return
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """All events that have come, each time there are any; the very last one has `finish` set."""
+        finished = False
+        while not finished:
+            batch = [await self.news.get()]
+            while not self.news.empty():
+                batch.append(self.news.get_nowait())
+            yield batch
+            finished = batch[-1].finish is not None
 
 
 class Front:
@@ -105,9 +107,9 @@ class Front:
         seed = random.getrandbits(63) if params.seed is None else params.seed
         generation = Generation(sequence, params, Detokenizer(model.tokenizer, params.stop), streaming, seed)
         running = Running(id, model, generation)
-        self._running[id] = self._by_generation[generation] = running
         assert self.core is not None
         self.core.submit(model, generation)
+        self._running[id] = self._by_generation[generation] = running
         return running
 
     def abort(self, running: Running) -> None:
@@ -121,7 +123,7 @@ class Front:
 
     def find(self, id: str) -> Running | None:
         """The running request of that id, given as the caller's id or as the `id` of its reply."""
-        return self._running.get(id) or self._running.get(id.partition("-")[2])
+        return self._running.get(id) or self._running.get(id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
 
     def _deliver(self, events: list[Event]) -> None:
         if not self._loop.is_closed():

@@ -122,6 +122,9 @@ def test_a_broken_step_loop_ends_every_request_and_says_so() -> None:
     assert harness.collect(request)[request][-1].finish == "error"
     harness.core.stop()
     assert not harness.core.alive
+    with pytest.raises(RuntimeError):  # and not a request that waits for ever
+        harness.submit(model, "x", 5)
+    harness.core.abort(model, request)
 
 
 def test_stopping_ends_what_runs() -> None:

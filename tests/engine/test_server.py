@@ -1,5 +1,6 @@
 """The engine over HTTP, driven by a plain client and by the unmodified OpenAI SDK, with a fake model behind."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -326,6 +327,29 @@ def test_a_client_that_leaves_frees_its_blocks(url: str, model, monkeypatch, str
     while model.finished["abort"] == before and time.monotonic() < deadline:
         time.sleep(0.005)
     assert model.finished["abort"] == before + 1 and model.blocks.held == 0
+
+
+def test_hundreds_of_clients_that_vanish_leave_nothing_behind() -> None:
+    model = fake_model(num_blocks=200, max_context=400)
+
+    async def vanish(port: int, i: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps({**GREEDY, "prompt": f"client {i}", "max_tokens": 380, "stream": i % 2 == 0}).encode()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        await asyncio.sleep(0.001 * (i % 300))
+        writer.transport.abort()
+
+    async def vanish_all(port: int) -> None:
+        await asyncio.gather(*(vanish(port, i) for i in range(300)))
+
+    with serving(model) as url:
+        asyncio.run(vanish_all(int(url.rsplit(":", 1)[1])))
+        deadline = time.monotonic() + 20
+        while model.finished.total() < 300 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert model.finished["abort"] == 300 and model.blocks.held == 0
+        assert model.blocks.free + model.blocks.cached == 200
 
 
 def test_a_failing_step_is_a_500_before_the_first_token_and_an_error_frame_after(http, model, monkeypatch) -> None:
