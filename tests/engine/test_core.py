@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-from engine.accounting import CostModel
 from tests.engine.fake_model import expected_text, fake_model, fake_tokenizer
 from tests.engine.harness import Harness, text
 
@@ -166,15 +165,6 @@ def test_device_seconds_and_idle_close_with_the_wall_clock() -> None:
         assert attributed == pytest.approx(clock.busy_seconds, rel=1e-9)
         assert attributed + clock.idle_seconds == pytest.approx(wall, rel=0.01)
         assert clock.idle_seconds > 0.25
-
-
-def test_a_token_weighs_its_matrix_products_and_its_context() -> None:
-    cost = CostModel(slope=0.5)
-    assert cost.weight(0, 1) == 1.5
-    assert cost.weight(0, 4) == sum(cost.weight(p, p + 1) for p in range(4))
-    assert cost.weight(7, 9) == cost.weight(7, 8) + cost.weight(8, 9)
-    assert cost.weight(5, 5) == cost.weight(6, 5) == 0
-    assert 0 < CostModel.of(fake_model().runner.config).slope < 1
 
 
 def test_a_seeded_request_is_the_same_alone_and_in_company() -> None:
