@@ -1,6 +1,7 @@
 """Fixtures that every folder shares: a real PostgreSQL, a fresh migrated database, the real small model."""
 
 import asyncio
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,9 +14,17 @@ from gateway.postgres import embedded_postgres
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_folder() -> Iterator[Path]:
+    """A folder for PostgreSQL's data. Not below pytest's own: each pytest that starts closes that to other users, and
+    PostgreSQL under root is one, so a second session would crash the server of the first."""
+    with tempfile.TemporaryDirectory(prefix="farthing-tests-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_folder: Path) -> Iterator[str]:
     """URL of a PostgreSQL that lives as long as the test session (fsync off: tests crash clients, not this server)."""
-    with embedded_postgres(tmp_path_factory.mktemp("pg") / "data", {"fsync": "off", "max_connections": "300"}) as url:
+    with embedded_postgres(postgres_folder / "shared", {"fsync": "off", "max_connections": "300"}) as url:
         yield url
 
 

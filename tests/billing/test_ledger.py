@@ -216,11 +216,11 @@ async def test_settlement_and_admission_at_once_neither_deadlock_nor_lose_a_cent
 
 
 async def test_the_loop_outlives_an_outage_of_postgresql(
-    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+    postgres_folder: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "LONGEST_BACK_OFF_SECONDS", 0.3)
     servers = contextlib.ExitStack()
-    url = await asyncio.to_thread(servers.enter_context, embedded_postgres(tmp_path / "pg"))
+    url = await asyncio.to_thread(servers.enter_context, embedded_postgres(postgres_folder / "outage"))
     await asyncio.to_thread(upgrade, url)
     engine = create_async_engine(url, pool_pre_ping=True)
     copier = Ledger(engine, spool)
@@ -236,7 +236,7 @@ async def test_the_loop_outlives_an_outage_of_postgresql(
     await asyncio.sleep(0.5)
 
     # The next server has another socket folder; what stays the same to the client is that connecting works again.
-    again = await asyncio.to_thread(servers.enter_context, embedded_postgres(tmp_path / "pg"))
+    again = await asyncio.to_thread(servers.enter_context, embedded_postgres(postgres_folder / "outage"))
     await asyncio.to_thread(os.symlink, again.partition("host=")[2], url.partition("host=")[2])
     await until(lambda: copier.health().spooled == 0 and copier.health().last_error is None)
     assert await count(engine) == 4
