@@ -63,7 +63,7 @@ class Exchange:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
-        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:

@@ -96,6 +96,7 @@ class Pipeline:
             except asyncio.CancelledError:  # the grace time after SIGTERM is over
                 self._cut(operation, "the gateway stopped")
                 await self._record_end(operation)
+                await self._refuse(operation, exchange, unavailable("The gateway is stopping."))
                 raise
             except Exception:
                 log.exception("request failed", operation=str(operation.id))
@@ -216,6 +217,7 @@ class Pipeline:
             operation.priced = self._settle(operation)
             record = operation.record(operation.priced, self._settings.currency)
             self._metrics.observe(record)
+            log.info("operation", id=str(record.id), status=record.status, model=record.model, http=record.http_status)
             try:
                 await self._spool.append(record)
             except SpoolError as error:

@@ -161,7 +161,7 @@ async def running_gateway(settings: dict[str, Any], people_url: str | None = Non
     headers = {"authorization": f"Bearer {people.secret}", "content-type": "application/json"}
     async with (
         serving(Settings(**settings)) as url,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False) as http,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as http,
     ):
         await _wait_for_prices(http)
         yield Gateway(url, people, engine, http)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import CHAT, Gateway
+from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted, frame
 
 MESSAGES: Any = CHAT["messages"]
@@ -224,3 +224,18 @@ async def test_metrics(gateway: Gateway) -> None:
     text = (await gateway.http.get("/metrics")).text
     assert 'farthing_operations_total{model="tiny",status="ok"} 1.0' in text
     assert 'farthing_tokens_total{model="tiny",token_class="input_cached"} 4.0' in text
+
+
+async def test_the_dashboard_is_mounted(gateway: Gateway) -> None:
+    answer = await gateway.http.get("/dashboard/sign-in")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert (await gateway.http.get("/dashboard")).status_code in (302, 303)
+
+
+async def test_a_model_name_outside_latin(settings: dict[str, Any]) -> None:
+    settings["models"]["千问"] = settings["models"]["tiny"]
+    async with running_gateway(settings) as gateway:
+        answer = await gateway.chat(model="千问")
+        assert answer.status_code == 200
+        assert dict(answer.headers.raw)[b"x-farthing-model"].decode() == "千问"
+        assert (await gateway.row())["model"] == "千问"

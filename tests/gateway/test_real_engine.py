@@ -1,0 +1,171 @@
+"""The gateway in front of the real engine process and the real small model."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from billing.budgets import set_budget
+from tests.gateway.running import Gateway, configuration, running_gateway
+
+pytestmark = pytest.mark.model
+QUESTION = [{"role": "user", "content": "Name three colours."}]
+
+
+async def free_port() -> int:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = int(server.sockets[0].getsockname()[1])
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+class Engine:
+    """`python -m engine serve` on a port of its own."""
+
+    def __init__(self, model: Path, port: int) -> None:
+        self._model = model
+        self._port = port
+        self._process: asyncio.subprocess.Process | None = None
+        self.url = f"http://127.0.0.1:{port}/v1"
+
+    async def start(self) -> None:
+        arguments = ["-m", "engine", "serve", str(self._model), "--host", "127.0.0.1", "--port", str(self._port)]
+        self._process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=os.environ.copy())
+
+    async def ready(self) -> str:
+        """The name of its model, once it serves."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for _ in range(600):
+                with contextlib.suppress(httpx.TransportError):
+                    if (await http.get(self.url.removesuffix("/v1") + "/health")).status_code == 200:
+                        return str((await http.get(f"{self.url}/models")).json()["data"][0]["id"])
+                await asyncio.sleep(0.1)
+        raise AssertionError("the engine did not become ready")
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+
+@pytest.fixture(scope="session")
+async def engine(small_model: Path) -> AsyncIterator[Engine]:
+    engine = Engine(small_model, await free_port())
+    await engine.start()
+    yield engine
+    await engine.kill()
+
+
+@pytest.fixture
+async def gateway(engine: Engine, database_url: str, tmp_path: Path) -> AsyncIterator[Gateway]:
+    name = await engine.ready()
+    settings: dict[str, Any] = configuration(engine.url, database_url, tmp_path)
+    settings["models"]["tiny"]["upstream_model"] = name
+    settings["upstreams"]["engine"]["connect_window_seconds"] = 60.0
+    async with running_gateway(settings) as running:
+        yield running
+
+
+async def test_a_whole_answer_and_its_prefix_cached_the_second_time(gateway: Gateway) -> None:
+    messages: Any = [{"role": "user", "content": "Name three colours. " * 10}]
+    for _ in range(2):
+        answer = await gateway.sdk.chat.completions.create(model="tiny", messages=messages, max_tokens=8)
+        assert answer.choices[0].message.content
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    first, second = await gateway.rows(2)
+    for row in (first, second):
+        (attempt,) = row["attempts"]
+        tokens = attempt["input_fresh"] + attempt["input_cached"] + attempt["input_cache_write"]
+        assert tokens == answer.usage.prompt_tokens
+        assert attempt["usage_source"] == "engine" and attempt["decode_device_seconds"] > 0
+        assert row["cost"] > 0 and row["billed"] > 0
+    assert second["attempts"][0]["input_cached"] >= 16
+    assert second["attempts"][0]["input_cached"] == answer.usage.prompt_tokens_details.cached_tokens
+    assert second["billed"] < first["billed"]
+
+
+async def test_a_stream_has_the_same_text_as_the_whole_answer(gateway: Gateway) -> None:
+    options: Any = {"model": "tiny", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
+    whole = await gateway.sdk.chat.completions.create(**options)
+    usage_options = {"include_usage": True}
+    stream = await gateway.sdk.chat.completions.create(**options, stream=True, stream_options=usage_options)
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+async def test_a_caller_that_leaves_mid_stream(gateway: Gateway) -> None:
+    async with gateway.raw_chat(messages=QUESTION, stream=True, max_tokens=1500, ignore_eos=True) as (reader, _):
+        seen = 0
+        while seen < 3:
+            line = await asyncio.wait_for(reader.readline(), 20)
+            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                seen += 1
+    row = await gateway.row()
+    (attempt,) = row["attempts"]
+    assert (row["status"], row["finish_reason"], attempt["usage_source"]) == ("client_closed", "abort", "engine")
+    assert 3 <= attempt["output_text"] <= attempt["generated_tokens"] < 1000
+    assert row["cost"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": "hello " * 20_000}]}, "20"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ],
+)
+async def test_what_the_engine_refuses(gateway: Gateway, changes: dict[str, Any], said: str) -> None:
+    answer = await gateway.chat(**changes)
+    assert answer.status_code == 400
+    assert said in answer.text
+    assert (await gateway.row())["status"] == "invalid"
+
+
+async def test_a_budget_counts_the_prompt_with_the_engine(gateway: Gateway) -> None:
+    async with gateway.engine.begin() as connection:
+        key = gateway.people.key
+        await set_budget(connection, "key", key, "none", Decimal("0.0006"), currency="USD")
+    answer = await gateway.chat(messages=QUESTION, ignore_eos=True)
+    assert answer.status_code == 200
+    row = await gateway.row()
+    (attempt,) = row["attempts"]
+    prompt = attempt["input_fresh"] + attempt["input_cached"]
+    assert attempt["output_text"] == (600 - 10 * prompt) // 20, "the budget capped the answer"
+    assert (await gateway.chat(messages=QUESTION)).status_code in (200, 402)
+
+
+async def test_the_engine_killed_mid_stream_and_restarted(gateway: Gateway, engine: Engine) -> None:
+    options: Any = {"model": "tiny", "messages": QUESTION, "stream": True, "max_tokens": 1500}
+    body = json.dumps(options | {"ignore_eos": True}).encode()
+    async with gateway.http.stream("POST", "/v1/chat/completions", content=body) as answer:
+        lines = answer.aiter_lines()
+        seen: list[str] = []
+        while len([line for line in seen if '"content"' in line]) < 4:
+            seen.append(await anext(lines))
+        await engine.kill()
+        seen += [line async for line in lines if line]
+    assert seen[-1] == "data: [DONE]"
+    assert json.loads(seen[-2][6:])["error"]["code"] == "upstream_error"
+    await engine.start()
+    assert (await gateway.chat(max_tokens=4)).status_code == 200
+    first, second = await gateway.rows(2)
+    assert (first["status"], second["status"]) == ("upstream_error", "ok")
+    assert first["attempts"][0]["output_text"] >= 2
