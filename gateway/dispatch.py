@@ -64,7 +64,7 @@ class Dispatcher:
                 body = await _read(reply)
             except (UnreachableError, BrokenError) as error:
                 if not await patience.wait():
-                    raise _away(upstream, error) from error
+                    raise _away(upstream) from error
                 continue
             if reply.status == 200:
                 return engine_prompt_size(body)
@@ -90,7 +90,7 @@ class Dispatcher:
                 operation.attempts.pop()
                 operation.flight = None
                 if not await patience.wait():
-                    raise _away(upstream, error) from error
+                    raise _away(upstream) from error
                 continue
             except SilentError as error:
                 attempt.end("upstream_error", str(error))
@@ -138,7 +138,7 @@ def _reply_error(upstream: Upstream, reply: Reply, body: bytes) -> ApiError:
     return _failed(502, f"The upstream {upstream.name} answered {reply.status}.")
 
 
-def _away(upstream: Upstream, error: Exception) -> ApiError:
+def _away(upstream: Upstream) -> ApiError:
     return unavailable(f"The upstream {upstream.name} cannot be reached.")
 
 
