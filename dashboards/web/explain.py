@@ -38,8 +38,9 @@ class Computation(msgspec.Struct, frozen=True, kw_only=True):
     recorded: Decimal | None
 
     @property
-    def agrees(self) -> bool:
-        return self.sum == self.recorded
+    def differs(self) -> bool:
+        """The ledger has another amount, as it may where an upstream charged for more than the user was sent."""
+        return self.sum is not None and self.sum != self.recorded
 
 
 def explain(attempt: AttemptRecord, price: Price | None, recorded: Decimal | None) -> Computation | None:

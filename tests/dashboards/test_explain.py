@@ -42,12 +42,12 @@ def test_each_class_times_its_price_adds_up_to_what_was_recorded() -> None:
         ("Output, text", 240, Decimal("0.000048")),
     ]
     assert found.sum == Decimal("0.00006266")
-    assert found.agrees and found.device is None
+    assert not found.differs and found.device is None
 
 
 def test_a_recorded_amount_that_differs_is_pointed_out() -> None:
     found = explain(ATTEMPT, SALE, Decimal("0.00006267"))
-    assert found is not None and not found.agrees
+    assert found is not None and found.differs
 
 
 def test_a_class_without_a_price_makes_the_sum_unknown() -> None:
@@ -55,7 +55,7 @@ def test_a_class_without_a_price_makes_the_sum_unknown() -> None:
     found = explain(msgspec.structs.replace(ATTEMPT, tokens=tokens), SALE, None)
     assert found is not None
     assert [part.amount for part in found.tokens] == [Decimal("0.00000005"), None]
-    assert found.sum is None and found.agrees
+    assert found.sum is None and not found.differs
 
 
 def test_device_time_is_paid_by_the_hour() -> None:
@@ -66,10 +66,12 @@ def test_device_time_is_paid_by_the_hour() -> None:
     found = explain(ATTEMPT, cost, Decimal("0.0001"))
     assert found is not None and found.device is not None
     assert found.tokens == [] and found.device.quantity == 1.8
-    assert found.sum == Decimal("0.0001") and found.agrees
+    assert found.sum == Decimal("0.0001") and not found.differs
     silent = msgspec.structs.replace(ATTEMPT, prefill_device_seconds=None, decode_device_seconds=None)
     unknown = explain(silent, cost, None)
-    assert unknown is not None and unknown.sum is None and unknown.agrees
+    refused = explain(silent, cost, Decimal(0))  # known to be nothing although no time was reported
+    assert refused is not None and refused.sum is None and not refused.differs
+    assert unknown is not None and unknown.sum is None and not unknown.differs
 
 
 def test_without_a_price_version_there_is_nothing_to_explain() -> None:

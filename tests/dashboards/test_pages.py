@@ -138,7 +138,7 @@ async def test_the_last_hundred_operations_each_have_a_page(
         page = await operator.get(f"/dashboard/operations/{each.id}")
         assert page.status_code == 200
         assert str(each.id) in page.text
-        assert "Recorded in the ledger" not in page.text  # every charge computed here is the recorded one
+        assert "Sum of what the user was sent" not in page.text  # every charge computed here is the recorded one
 
 
 @pytest.mark.parametrize("path", [UUID(int=9), "not-an-id", "%00", "'; drop table operation"])
