@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 from sqlalchemy import text
-from stack import FARTHING, Stack, wait_for
+from stack import FARTHING, Stack, alive, wait_for
 
 from billing.records import TOKEN_CLASSES
 from gateway.connect import asyncpg_url, transaction
@@ -188,3 +188,17 @@ def answers(client: openai.OpenAI) -> bool:
     except openai.APIError:
         return False
     return True
+
+
+async def test_ctrl_c_lets_an_answer_finish_and_leaves_nothing(stack: Stack, client: openai.OpenAI) -> None:
+    """Last in this file, because it ends the shared stack."""
+    stream = client.chat.completions.create(model="small", messages=HELLO, max_tokens=40, stream=True)
+    chunks = [next(stream)]
+    below = stack.descendants()
+    assert len(below) > 5
+    stack.process.send_signal(signal.SIGINT)
+    chunks += list(stream)
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    assert stack.stop() == 0
+    assert not any(alive(pid) for pid in below)
+    assert stack.progress.endswith("farthing: stopped\n") and "Traceback" not in stack.progress
