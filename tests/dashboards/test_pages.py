@@ -236,20 +236,20 @@ async def test_a_session_needs_the_same_admin_key(sample_engine: AsyncEngine) ->
         assert (await client.get("/dashboard")).status_code == 303
 
 
-async def test_postgres_away_is_a_503_page_and_back_is_a_page_again(tmp_path: Path) -> None:
-    link = tmp_path / "sockets"  # the folder of the sockets changes with each start, this name does not
+async def test_postgres_away_is_a_503_page_and_back_is_a_page_again(postgres_folder: Path) -> None:
+    link = postgres_folder / "away-sockets"  # the folder of the sockets changes with each start, this name does not
     engine = create_async_engine(f"postgresql+asyncpg://postgres@/postgres?host={link}")
     try:
         async with visitor(mount(engine)) as client:
             await sign_in(client)
             await expect(client, 503)  # not started yet
-            with embedded_postgres(tmp_path / "data", {"fsync": "off"}) as url:
+            with embedded_postgres(postgres_folder / "away", {"fsync": "off"}) as url:
                 link.symlink_to(url.partition("host=")[2])
                 await asyncio.to_thread(upgrade, url)
                 await expect(client, 200)
             await expect(client, 503)
             link.unlink()
-            with embedded_postgres(tmp_path / "data", {"fsync": "off"}) as url:
+            with embedded_postgres(postgres_folder / "away", {"fsync": "off"}) as url:
                 link.symlink_to(url.partition("host=")[2])
                 await expect(client, 200)
     finally:
