@@ -199,7 +199,7 @@ REAL = ["smollm2-135m", *(name for name in ("qwen2.5-coder-0.5b", "gemma3-270m")
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", REAL)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(text=texts)
 def test_real_models_agree_with_transformers(real_pairs: Callable[[str], Pair], name: str, text: str) -> None:
     ours, theirs = real_pairs(name)
