@@ -1,34 +1,14 @@
-"""A ledger with a month of operations, made once, and the dashboard mounted alone on it."""
+"""A ledger with a month of operations, made once, and an operator who looks at it."""
 
-import hashlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import httpx
 import pytest
-from litestar import Litestar
 from sample_ledger import fill
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-
-from dashboards.web import create_router
-
-ADMIN_KEY = "fa-the-right-key"
-KEY_HASH = hashlib.sha256(ADMIN_KEY.encode()).digest()
-ORIGIN = "http://farthing.test"
-
-
-def mount(engine: AsyncEngine) -> Litestar:
-    return Litestar([create_router(engine, KEY_HASH)])
-
-
-def visitor(app: Litestar) -> httpx.AsyncClient:
-    """A browser-like client that is not signed in."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ORIGIN)
-
-
-async def sign_in(client: httpx.AsyncClient, key: str = ADMIN_KEY, **fields: str) -> httpx.Response:
-    return await client.post("/dashboard/sign-in", data={"key": key, **fields})
+from visiting import mount, sign_in, visitor
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import uvicorn
-from conftest import ADMIN_KEY, mount
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 from sqlalchemy.ext.asyncio import AsyncEngine
+from visiting import ADMIN_KEY, mount
 
 pytestmark = pytest.mark.browser
 

@@ -10,10 +10,10 @@ from uuid import UUID
 import httpx
 import pytest
 import structlog
-from conftest import ADMIN_KEY, KEY_HASH, ORIGIN, mount, sign_in, visitor
 from sample_ledger import insert_records
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from visiting import ADMIN_KEY, KEY_HASH, ORIGIN, mount, sign_in, visitor
 
 import dashboards.web.site
 from billing import people

@@ -1,0 +1,26 @@
+"""The dashboard mounted alone, and a visitor to it."""
+
+import hashlib
+
+import httpx
+from litestar import Litestar
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from dashboards.web import create_router
+
+ADMIN_KEY = "fa-the-right-key"
+KEY_HASH = hashlib.sha256(ADMIN_KEY.encode()).digest()
+ORIGIN = "http://farthing.test"
+
+
+def mount(engine: AsyncEngine) -> Litestar:
+    return Litestar([create_router(engine, KEY_HASH)])
+
+
+def visitor(app: Litestar) -> httpx.AsyncClient:
+    """A browser-like client that is not signed in."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ORIGIN)
+
+
+async def sign_in(client: httpx.AsyncClient, key: str = ADMIN_KEY, **fields: str) -> httpx.Response:
+    return await client.post("/dashboard/sign-in", data={"key": key, **fields})
