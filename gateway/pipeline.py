@@ -191,11 +191,11 @@ class Pipeline:
 
     async def _call_back(self, operation: Operation, answer: asyncio.Task[None]) -> None:
         deadline = time.monotonic() + self._settings.limits.drain_seconds
-        while not answer.done() and operation.flight is not None and time.monotonic() < deadline:
-            if await operation.flight.abort():
+        while not answer.done() and (flight := operation.flight) is not None and time.monotonic() < deadline:
+            if await flight.abort():
                 await asyncio.wait({answer}, timeout=deadline - time.monotonic())
                 return
-            if not operation.flight.upstream.is_engine:
+            if not flight.upstream.is_engine:
                 return
             await asyncio.wait({answer}, timeout=ABORT_RETRY_SECONDS)  # it may not have read the request yet
 

@@ -19,9 +19,10 @@ from billing.records import TOKEN_CLASSES, OperationRecord
 
 def configure_logs() -> None:
     """Readable lines on a terminal, one JSON object a line elsewhere."""
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    )
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if sys.stderr.isatty():
+        # plain tracebacks: the pretty ones print local variables, keys and prompts among them
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

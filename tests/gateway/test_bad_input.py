@@ -11,45 +11,44 @@ from tests.gateway.scripted import Connection, Request, Scripted
 HI = '"messages":[{"role":"user","content":"hi"}]'
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "said"),
-    [
-        ("", None, "not valid JSON: it ends too early (byte 0)"),
-        ("{", None, "it ends too early (byte 1)"),
-        ("[1]", None, "must be a JSON object"),
-        ('{"model": "tiny",}', None, "trailing comma in object (byte 17)"),
-        ('{"model": "tiny", "temperature": NaN, ' + HI + "}", None, "invalid character (byte 33)"),
-        ('{"model": "tiny", "x": Infinity}', None, "invalid character (byte 23)"),
-        (b'{"model": "\xff"}', None, "not valid UTF-8 at byte 11"),
-        (b'{"model": "tiny", "odd": "\xff"}', None, "not valid UTF-8 at byte 26"),
-        ("{" + HI + "}", "model", "`model` is required"),
-        ('{"model": null, ' + HI + "}", "model", "`model` is required"),
-        ('{"model": 5, ' + HI + "}", "model", "`model` must be a string"),
-        ('{"model": "tiny"}', "messages", "`messages` is required"),
-        ('{"model": "tiny", "messages": []}', "messages", "at least one message"),
-        ('{"model": "tiny", "messages": "hi"}', "messages", "an array of message objects"),
-        ('{"model": "tiny", "messages": ["hi"]}', "messages", "an array of message objects"),
-        ('{"model": "tiny", "messages": [{"content": "\\ud800"}]}', None, "escape is incomplete"),
-        ('{"model": "tiny", "stream": "yes", ' + HI + "}", "stream", "true or false"),
-        ('{"model": "tiny", "stream_options": 1, ' + HI + "}", "stream_options", "an object"),
-        ('{"model": "tiny", "max_tokens": 1.5, ' + HI + "}", "max_tokens", "an integer"),
-        ('{"model": "tiny", "max_tokens": "9", ' + HI + "}", "max_tokens", "an integer"),
-        ('{"model": "tiny", "n": 0, ' + HI + "}", "n", "at least 1"),
-        ('{"model": "tiny", "user": 7, ' + HI + "}", "user", "a string"),
-        ('{"model": "tiny", "messages": ' + "[" * 100_000, None, "nested too deeply"),
-    ],
-)
-async def test_malformed_bodies(
-    gateway: Gateway, upstream: Scripted, body: str | bytes, param: str | None, said: str
-) -> None:
-    answer = await gateway.send(body if isinstance(body, bytes) else body.encode())
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert said in error["message"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
-    assert answer.headers["x-farthing-trace-id"]
-    row = await gateway.row()
-    assert (row["status"], row["http_status"], row["attempts"], row["billed"]) == ("invalid", 400, [], 0)
+MALFORMED: list[tuple[str | bytes, str | None, str]] = [
+    ("", None, "not valid JSON: it ends too early (byte 0)"),
+    ("{", None, "it ends too early (byte 1)"),
+    ("[1]", None, "must be a JSON object"),
+    ('{"model": "tiny",}', None, "trailing comma in object (byte 17)"),
+    ('{"model": "tiny", "temperature": NaN, ' + HI + "}", None, "invalid character (byte 33)"),
+    ('{"model": "tiny", "x": Infinity}', None, "invalid character (byte 23)"),
+    (b'{"model": "\xff"}', None, "not valid UTF-8 at byte 11"),
+    (b'{"model": "tiny", "odd": "\xff"}', None, "not valid UTF-8 at byte 26"),
+    ("{" + HI + "}", "model", "`model` is required"),
+    ('{"model": null, ' + HI + "}", "model", "`model` is required"),
+    ('{"model": 5, ' + HI + "}", "model", "`model` must be a string"),
+    ('{"model": "tiny"}', "messages", "`messages` is required"),
+    ('{"model": "tiny", "messages": []}', "messages", "at least one message"),
+    ('{"model": "tiny", "messages": "hi"}', "messages", "an array of message objects"),
+    ('{"model": "tiny", "messages": ["hi"]}', "messages", "an array of message objects"),
+    ('{"model": "tiny", "messages": [{"content": "\\ud800"}]}', None, "escape is incomplete"),
+    ('{"model": "tiny", "stream": "yes", ' + HI + "}", "stream", "true or false"),
+    ('{"model": "tiny", "stream_options": 1, ' + HI + "}", "stream_options", "an object"),
+    ('{"model": "tiny", "max_tokens": 1.5, ' + HI + "}", "max_tokens", "an integer"),
+    ('{"model": "tiny", "max_tokens": "9", ' + HI + "}", "max_tokens", "an integer"),
+    ('{"model": "tiny", "n": 0, ' + HI + "}", "n", "at least 1"),
+    ('{"model": "tiny", "user": 7, ' + HI + "}", "user", "a string"),
+    ('{"model": "tiny", "messages": ' + "[" * 100_000, None, "nested too deeply"),
+]
+"""(body, the parameter named, a part of the sentence)"""
+
+
+async def test_malformed_bodies(gateway: Gateway, upstream: Scripted) -> None:
+    for body, param, said in MALFORMED:
+        answer = await gateway.send(body if isinstance(body, bytes) else body.encode())
+        assert answer.status_code == 400, said
+        error = answer.json()["error"]
+        assert said in error["message"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert answer.headers["x-farthing-trace-id"]
+    for row in await gateway.rows(len(MALFORMED)):
+        assert (row["status"], row["http_status"], row["attempts"], row["billed"]) == ("invalid", 400, [], 0)
     assert not upstream.chats
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from gateway.telemetry import configure_logs
 from tests.gateway.running import CHAT, running_gateway
 
 
@@ -47,3 +50,24 @@ async def test_a_trace_with_its_steps(settings: dict[str, Any], monkeypatch: pyt
             "farthing.status": "ok",
         }
         assert "hi" not in str([a.value for span in spans for a in span.attributes])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_logged_failure_shows_no_local_variable(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    before, handlers = structlog.get_config(), logging.getLogger().handlers[:]
+    configure_logs()
+    try:
+        prompt = "the-" + "secret"
+        try:
+            int(f"not a number{len(prompt)}")
+        except ValueError:
+            structlog.get_logger().exception("failed")
+    finally:
+        structlog.configure(**before)
+        logging.getLogger().handlers[:] = handlers
+    said = capsys.readouterr().err
+    assert "ValueError" in said
+    assert "the-secret" not in said
