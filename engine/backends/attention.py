@@ -65,8 +65,8 @@ class OneSequence:
             keys_values = gathered.view(-1, *pool.shape[1:])[: self.context]
         kv_heads = pool.shape[1] // 2
         # [kv heads as batch, query heads of each, tokens, D]
-        grouped = queries.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
-        shared = keys_values.unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3)[:, :, None]
+        grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2]).permute(1, 2, 0, 3)
+        shared = keys_values.view(self.context, 2, kv_heads, -1).permute(1, 2, 0, 3)[:, :, None]
         keys, values = shared.expand(-1, -1, grouped.shape[1], -1, -1)
         whole = self.count == self.context and self._windowless(window)
         mask = None if whole else self._mask(window)
@@ -109,7 +109,7 @@ class DecodingGroup:
         gathered = pool.view(-1, BLOCK_TOKENS * pool[0].numel()).index_select(0, self.blocks)
         keys_values = gathered.view(len(queries), self.width * BLOCK_TOKENS, *pool.shape[1:]).transpose(1, 2)
         # The query heads that share a key head stand where queries of one sequence would: [S, kv heads, n, D].
-        grouped = queries.unflatten(1, (kv_heads, -1))
+        grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2])
         mask = self._mask(window).expand(-1, -1, grouped.shape[2], -1)
         keys, values = keys_values[:, :kv_heads], keys_values[:, kv_heads:]
         return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).flatten(1, 2)

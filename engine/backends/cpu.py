@@ -1,5 +1,6 @@
 """The CPU backend: torch and oneDNN, few and large operations, indices worked out once a step."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -8,17 +9,25 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from engine.backends.attention import AttentionPlan
+from engine.backends.base import Linear
 from engine.backends.linear import BFloat16Linear, Float32Linear, Int8Linear
 from engine.batch import FlatBatch
 
 DType = Literal["float32", "bfloat16", "int8"]
-LINEAR = {"float32": Float32Linear, "bfloat16": BFloat16Linear, "int8": Int8Linear}
+LINEAR: dict[DType, Callable[[Tensor, Tensor | None], Linear]] = {
+    "float32": Float32Linear,
+    "bfloat16": BFloat16Linear,
+    "int8": Int8Linear,
+}
 
 
 class CpuBackend:
     def __init__(self, dtype: DType) -> None:
-        self.linear = LINEAR[dtype]
+        self.dtype = dtype
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return LINEAR[self.dtype](weight, bias)
 
     def embedding(self, table: Tensor) -> Tensor:
         return table.to(self.kv_dtype)
@@ -38,7 +47,7 @@ class CpuBackend:
         return F.gelu(gate, approximate="tanh").mul_(up)
 
     def rotate(self, heads: Tensor, rotations: Tensor) -> None:
-        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(rotations)
+        torch.view_as_complex(heads.view(*heads.shape[:2], -1, 2)).mul_(rotations)
 
     def new_kv(self, num_slots: int, num_kv_heads: int, head_dim: int) -> Tensor:
         """[num_slots, 2 * kv heads, head_dim], keys then values: one write a layer, and runs of blocks are slices."""

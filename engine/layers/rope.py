@@ -1,7 +1,7 @@
 """Rotary position embedding on neighbouring pairs (Su et al., 2021, "RoFormer").
 
-Checkpoints rotate element i with element i + head_dim / 2. Reordering a head's rows so that the two are neighbours gives
-the same attention scores (q and k are reordered alike), and turns the rotation into one complex multiplication.
+Checkpoints rotate element i with element i + head_dim / 2. Reordering a head's rows so that the two are neighbours
+gives the same attention scores (q and k are reordered alike), and turns the rotation into one complex multiplication.
 """
 
 import torch

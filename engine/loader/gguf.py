@@ -1,5 +1,6 @@
 """GGUF files: metadata to a configuration, quantised blocks to float32."""
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, ReaderTensor
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
 from engine.batch import ModelConfig
+from engine.gguf_header import GgufError, GgufHeader, TensorInfo, read_header
 from engine.loader.checkpoint import Checkpoint, ModelFileError, SlidingWindow
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -25,21 +27,22 @@ GEMMA3_27B_LAYERS = 62
 def open_file(path: Path) -> Checkpoint:
     """Open one GGUF file. Raises ModelFileError for a damaged file or anything Farthing cannot run."""
     try:
-        reader = GGUFReader(path)
-    except Exception as error:  # the reader raises whatever numpy does on bytes that make no sense
+        header = read_header(path)
+        data = np.memmap(path, np.uint8, mode="r")
+    except (GgufError, ValueError) as error:  # mapping an empty file is a ValueError
         raise ModelFileError(f"{path}: not a complete GGUF file (cut short or damaged): {error}") from error
-    fields = _Fields(path, reader)
+    fields = _Fields(path, header)
     architecture = fields.text("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelFileError(
             f"{path}: architecture {architecture!r} is not supported (can run: {', '.join(ARCHITECTURES)})"
         )
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    rows = {name: _stored_rows(path, data, tensor) for name, tensor in header.tensors.items()}
+    shapes = {name: tuple(reversed(tensor.shape)) for name, tensor in header.tensors.items()}
     config = _config(path, fields, architecture, shapes)
 
     def read(name: str) -> Tensor:
-        values = _dequantised(path, tensors[name], shapes[name])
+        values = _dequantised(rows[name], GGMLQuantizationType(header.tensors[name].type), shapes[name])
         heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
         return _halves(values, heads) if architecture == "llama" and heads else values
 
@@ -51,13 +54,12 @@ def open_file(path: Path) -> Checkpoint:
 class _Fields:
     """The file's metadata; keys that start with a dot belong to the architecture (`.block_count`)."""
 
-    def __init__(self, path: Path, reader: GGUFReader) -> None:
-        self.path, self.reader = path, reader
+    def __init__(self, path: Path, header: GgufHeader) -> None:
+        self.path, self.fields = path, header.fields
         self.prefix = self.text("general.architecture")
 
     def get(self, key: str, default: Any = None) -> Any:
-        field = self.reader.get_field(self.prefix + key if key.startswith(".") else key)
-        return default if field is None else field.contents()
+        return self.fields.get(self.prefix + key if key.startswith(".") else key, default)
 
     def _required(self, key: str) -> Any:
         value = self.get(key)
@@ -148,23 +150,34 @@ def _with_gemma_windows(checkpoint: Checkpoint, fields: _Fields) -> Checkpoint:
     )
 
 
-def _dequantised(path: Path, tensor: ReaderTensor, shape: tuple[int, ...]) -> Tensor:
+def _stored_rows(path: Path, data: np.memmap[Any, Any], tensor: TensorInfo) -> np.ndarray[Any, Any]:
+    """[rows, bytes of a row] of the tensor's blocks, still in the file."""
+    try:
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
+        dequantize(np.zeros((1, block_bytes), np.uint8), GGMLQuantizationType(tensor.type))
+    except (ValueError, NotImplementedError) as error:
+        raise ModelFileError(f"{path}: tensor {tensor.name} has type number {tensor.type}: not supported") from error
+    columns = tensor.shape[0]
+    if columns % block:
+        raise ModelFileError(f"{path}: tensor {tensor.name} has rows of {columns}, not a multiple of its block {block}")
+    row_bytes = columns // block * block_bytes
+    rows = math.prod(tensor.shape[1:])
+    stored = data[tensor.offset : tensor.offset + rows * row_bytes]
+    if len(stored) < rows * row_bytes:
+        raise ModelFileError(f"{path}: not a complete GGUF file (cut short): tensor {tensor.name} runs past its end")
+    return stored.reshape(rows, row_bytes)
+
+
+def _dequantised(rows: np.ndarray[Any, Any], kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Tensor:
     """[shape] float32, in row chunks over all cores."""
-    rows = tensor.data.reshape(-1, tensor.data.shape[-1]) if len(shape) > 1 else tensor.data.reshape(1, -1)
-    values = np.empty((rows.shape[0], shape[-1]), np.float32)
+    values = np.empty((len(rows), shape[-1]), np.float32)
     step = max(1, CHUNK_ELEMENTS // shape[-1])
 
     def convert(start: int) -> None:
-        values[start : start + step] = dequantize(rows[start : start + step], tensor.tensor_type)
+        values[start : start + step] = dequantize(rows[start : start + step], kind)
 
-    try:
-        convert(0)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(convert, range(step, rows.shape[0], step)))
-    except NotImplementedError as error:
-        raise ModelFileError(
-            f"{path}: tensor {tensor.name} has type {tensor.tensor_type.name}: not supported"
-        ) from error
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(convert, range(0, len(rows), step)))
     return torch.from_numpy(values).reshape(shape)
 
 

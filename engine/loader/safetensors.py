@@ -147,7 +147,8 @@ def _rope_divisors(path: Path, rope: dict[str, Any] | None, config: ModelConfig)
     turns = rope["original_max_position_embeddings"] / (2 * math.pi * config.rope_theta**exponents)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - kept) / rope["factor"] + kept)
+    divisors: Tensor = 1 / ((1 - kept) / rope["factor"] + kept)
+    return divisors
 
 
 def _files(path: Path) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def _files(path: Path) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for name in names:
         try:
-            file = safe_open(path / name, framework="pt")
+            file: Any = safe_open(path / name, framework="pt")
         except FileNotFoundError as error:
             raise ModelFileError(f"{path / name}: no such file") from error
         except SafetensorError as error:

@@ -1,6 +1,6 @@
 """Flat batches by hand: several sequences over a paged pool, without a scheduler."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch

@@ -1,6 +1,7 @@
 """Paged attention against the textbook formula, one query at a time."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from tests.engine.flat import Paged, flat_batch
 
 DIM = 8
 POOL_BLOCKS = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Work this small only waits for a second thread, for long where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def textbook(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -1,5 +1,6 @@
 """Every family against transformers, on tiny random models that both read from one folder, in float32."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,15 @@ CASES = {
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA3),
 }
 PROMPT = torch.randint(0, 300, (1, 70), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Work this small only waits for a second thread, for long where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def randomised(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
