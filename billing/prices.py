@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import new_id
-from billing.records import refuse_bad_money
+from billing.records import TokenClasses, refuse_bad_money
 from billing.tables import price_version
 
 Book = Literal["sale", "cost"]
@@ -51,6 +51,12 @@ class PriceTerms(msgspec.Struct, frozen=True, kw_only=True):
         if (self.book == "sale") != (self.upstream == ""):
             raise ValueError("a sale price names no upstream, a cost names one")
 
+    @property
+    def unpriced(self) -> bool:
+        """Whether no price is given at all."""
+        token_classes = (getattr(self, name) for name in TokenClasses.__struct_fields__)
+        return self.device_hour is None and all(price is None for price in token_classes)
+
 
 class Price(PriceTerms, frozen=True, kw_only=True):
     """One row of `price_version`."""
@@ -63,7 +69,7 @@ class PriceBook:
     """The prices in force when it was loaded."""
 
     def __init__(self, prices: Iterable[Price]) -> None:
-        self._prices = {(price.book, price.model, price.upstream): price for price in prices}
+        self._prices = {(p.book, p.model, p.upstream): p for p in prices if not p.unpriced}
 
     def sale(self, model: str) -> Price | None:
         """What a user is billed for `model`; None when it is unpriced."""
@@ -89,18 +95,20 @@ async def load(conn: AsyncConnection) -> PriceBook:
 async def seed(conn: AsyncConnection, wanted: Iterable[PriceTerms]) -> list[PriceTerms]:
     """Make `wanted` the prices in force, from now on; return those that were new or had changed.
 
-    Idempotent: a price equal to the one in force makes no new version. Prices not in `wanted` stay as they are.
+    Idempotent: a price equal to the one in force makes no new version. Terms without any price end the one in force.
+    Prices not in `wanted` stay as they are.
     """
     await conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     book = await load(conn)
     changed = []
     for terms in wanted:
         current = book.sale(terms.model) if terms.book == "sale" else book.cost(terms.model, terms.upstream)
-        if current is None or terms != _terms_of(current):
-            # clock_timestamp, not now(): a second change inside one transaction is a later version, not a duplicate
-            row = msgspec.structs.asdict(terms) | {"id": new_id(), "effective_at": func.clock_timestamp()}
-            await conn.execute(insert(price_version).values(row))
-            changed.append(terms)
+        if terms.unpriced if current is None else terms == _terms_of(current):
+            continue
+        # clock_timestamp, not now(): a second change inside one transaction is a later version, not a duplicate
+        row = msgspec.structs.asdict(terms) | {"id": new_id(), "effective_at": func.clock_timestamp()}
+        await conn.execute(insert(price_version).values(row))
+        changed.append(terms)
     return changed
 
 

@@ -54,6 +54,7 @@ class Priced:
 
     tokens: TokenClasses
     usage_source: UsageSource
+    usage_flag: str | None
     billed: Decimal | None
     cost: Decimal | None
     price_version_id: UUID | None
@@ -140,6 +141,7 @@ class Operation:
             error=attempt.error,
             tokens=priced.tokens,
             usage_source=priced.usage_source,
+            usage_flag=priced.usage_flag,
             generated_tokens=account.generated_tokens if account else None,
             recomputed_tokens=account.recomputed_tokens if account else None,
             prefill_device_seconds=account.prefill_device_seconds if account else None,

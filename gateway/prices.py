@@ -1,6 +1,7 @@
 """The price book in memory: configured prices are seeded into price versions once, then the book is kept fresh."""
 
 import asyncio
+from collections.abc import Mapping
 from decimal import Decimal
 
 import msgspec
@@ -20,23 +21,25 @@ log = structlog.get_logger()
 
 
 def configured(settings: Settings) -> list[PriceTerms]:
-    """The configuration's prices as price book entries. Raises ValueError on a price the book would not take."""
+    """The configuration's prices as price book entries; a model without one is entered as unpriced.
+
+    Raises ValueError on a price the book would not take.
+    """
     terms = []
     for name, model in settings.models.items():
         upstream = settings.upstreams[model.upstream]
-        if model.price is not None:
-            terms.append(_terms("sale", name, "", settings.currency, model.price.complete()))
-        cost: dict[str, Decimal | None] = {}
+        price = model.price.complete() if model.price is not None else {}
+        terms.append(_terms("sale", name, "", settings.currency, price))
+        cost: Mapping[str, Decimal | None] = {}
         if upstream.kind == "engine" and upstream.device_price_per_hour is not None:
             cost = {"device_hour": upstream.device_price_per_hour}
         elif model.cost is not None:
             cost = model.cost.complete()
-        if cost:
-            terms.append(_terms("cost", name, model.upstream, settings.currency, cost))
+        terms.append(_terms("cost", name, model.upstream, settings.currency, cost))
     return terms
 
 
-def _terms(book: Book, model: str, upstream: str, currency: str, prices: dict[str, Decimal | None]) -> PriceTerms:
+def _terms(book: Book, model: str, upstream: str, currency: str, prices: Mapping[str, Decimal | None]) -> PriceTerms:
     names = {"book": book, "model": model, "upstream": upstream, "currency": currency}
     return msgspec.convert({**names, **prices}, PriceTerms)
 

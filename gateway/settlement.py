@@ -21,7 +21,7 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def price_attempt(attempt: Attempt, call: Call, book: PriceBook, is_engine: bool) -> Priced:
-    tokens, source = count(attempt, call, is_engine)
+    tokens, source, flag = count(attempt, call, is_engine)
     sale = book.sale(attempt.model)
     cost_price = book.cost(attempt.model, attempt.upstream)
     cost: Decimal | None = None
@@ -31,10 +31,11 @@ def price_attempt(attempt: Attempt, call: Call, book: PriceBook, is_engine: bool
         seconds = _device_seconds(attempt.account)
         cost = None if seconds is None else device_cost(cost_price, seconds)
     elif cost_price is not None:
-        cost = charge(cost_price, _reported(attempt.usage) or tokens)
+        cost = charge(cost_price, _reported(attempt.usage)[0] if attempt.usage else tokens)
     return Priced(
         tokens=tokens,
         usage_source=source,
+        usage_flag=flag,
         billed=charge(sale, tokens),
         cost=cost,
         price_version_id=sale.id if sale else None,
@@ -42,19 +43,20 @@ def price_attempt(attempt: Attempt, call: Call, book: PriceBook, is_engine: bool
     )
 
 
-def count(attempt: Attempt, call: Call, is_engine: bool) -> tuple[TokenClasses, UsageSource]:
-    """The attempt's billable tokens and who counted them."""
+def count(attempt: Attempt, call: Call, is_engine: bool) -> tuple[TokenClasses, UsageSource, str | None]:
+    """The attempt's billable tokens, who counted them, and what was inconsistent in the count, if anything."""
     source: UsageSource = "engine" if is_engine else "upstream"
     if attempt.refused:
-        return TokenClasses(), source
+        return TokenClasses(), source, None
     if attempt.account is not None:
-        return _delivered(_of_account(attempt.account), attempt), source
-    reported = _reported(attempt.delivered if attempt.status == "upstream_error" else attempt.usage)
-    if reported is not None:
-        return _delivered(reported, attempt), source
+        return _delivered(_of_account(attempt.account), attempt), source, None
+    usage = attempt.delivered if attempt.status == "upstream_error" else attempt.usage
+    if usage is not None:
+        reported, flag = _reported(usage)
+        return _delivered(reported, attempt), source, flag
     if attempt.delivered_characters == 0 and (is_engine or attempt.status == "upstream_error"):
-        return TokenClasses(), "estimated"
-    return _estimate(attempt, call), "estimated"
+        return TokenClasses(), "estimated", None
+    return _estimate(attempt, call), "estimated", None
 
 
 def _of_account(account: Account) -> TokenClasses:
@@ -67,16 +69,14 @@ def _of_account(account: Account) -> TokenClasses:
     )
 
 
-def _reported(usage: Usage | None) -> TokenClasses | None:
-    if usage is None:
-        return None
-    classes, _ = token_classes(
+def _reported(usage: Usage) -> tuple[TokenClasses, str | None]:
+    return token_classes(
         usage.prompt_tokens,
         usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        total_tokens=usage.total_tokens,
     )
-    return classes
 
 
 def _delivered(tokens: TokenClasses, attempt: Attempt) -> TokenClasses:

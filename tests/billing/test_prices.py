@@ -41,6 +41,18 @@ async def test_a_version_is_made_only_when_a_price_changes(conn: AsyncConnection
     assert (await conn.execute(text("SELECT count(*) FROM price_version"))).scalar_one() == 3
 
 
+async def test_a_price_that_is_taken_away_is_unknown_from_then_on(conn: AsyncConnection) -> None:
+    never = PriceTerms(book="sale", model="small", currency="USD")
+    assert await prices.seed(conn, [never]) == []
+    await prices.seed(conn, [SMALL, SMALL_COST])
+    assert await prices.seed(conn, [never, SMALL_COST]) == [never]
+    book = await prices.load(conn)
+    assert book.sale("small") is None
+    assert book.cost("small", "engine") is not None
+    assert await prices.seed(conn, [SMALL]) == [SMALL]
+    assert (await prices.load(conn)).sale("small") is not None
+
+
 async def test_prices_to_come_are_not_in_force(conn: AsyncConnection) -> None:
     await prices.seed(conn, [SMALL])
     await conn.execute(text("UPDATE price_version SET effective_at = now() + interval '1 hour'"))

@@ -239,3 +239,28 @@ async def test_a_model_name_outside_latin(settings: dict[str, Any]) -> None:
         assert answer.status_code == 200
         assert dict(answer.headers.raw)[b"x-farthing-model"].decode() == "千问"
         assert (await gateway.row())["model"] == "千问"
+
+
+@pytest.mark.parametrize(
+    ("usage", "fresh", "cached", "flag"),
+    [
+        ({"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 40}}, 12, 0, "exceed prompt_tokens 12"),
+        ({"prompt_tokens": 12, "total_tokens": 99}, 12, 0, "total_tokens is 99"),
+        ({"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": -5}}, 12, 0, "cached_tokens is -5"),
+    ],
+)
+async def test_inconsistent_usage_is_flagged_and_earns_no_discount(
+    gateway: Gateway, upstream: Scripted, usage: dict[str, Any], fresh: int, cached: int, flag: str
+) -> None:
+    async def script(_: Request, connection: Connection) -> None:
+        message = {"role": "assistant", "content": "Hi"}
+        reported = {"completion_tokens": 1, **usage}
+        await connection.json(
+            {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": reported}
+        )
+
+    upstream.script = script
+    await gateway.chat(model="hosted")
+    (attempt,) = (await gateway.row())["attempts"]
+    assert (attempt["input_fresh"], attempt["input_cached"], attempt["output_text"]) == (fresh, cached, 1)
+    assert flag in attempt["usage_flag"]
