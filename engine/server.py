@@ -98,8 +98,9 @@ async def abort(request: HttpRequest, front: NamedDependency[Front]) -> Response
 
 @get("/v1/models")
 async def list_models(front: NamedDependency[Front]) -> Response[bytes]:
+    models = front.models  # first: there is no `opened_at` while they load
     common = {"object": "model", "created": front.opened_at, "owned_by": "farthing"}
-    entries = [{"id": name, **common, "max_model_len": model.max_model_len} for name, model in front.models.items()]
+    entries = [{"id": name, **common, "max_model_len": model.max_model_len} for name, model in models.items()]
     return _json({"object": "list", "data": entries})
 
 

@@ -18,8 +18,8 @@ app = typer.Typer(help="Set, list and remove budgets.", no_args_is_help=True)
 
 @app.command("set")
 def set_(
-    kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key, tag or model.")],
-    which: Annotated[str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; tag; model.")],
+    kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key or model.")],
+    which: Annotated[str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; model.")],
     limit: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much may be spent in one window.")],
     window: Annotated[str, typer.Option(help="hour, day, week, month or none.")] = "month",
     time_zone: Annotated[str, typer.Option(help="Where its days begin, like Europe/Paris.")] = "UTC",
@@ -106,7 +106,7 @@ async def _scope_id(connection: "AsyncConnection", kind: str, which: str, org: s
     """The id that a budget is stored under. A budget on somebody who does not exist would never apply: ends here."""
     from billing import people
 
-    if kind in ("tag", "model"):
+    if kind == "model":
         return which
     if kind == "key":
         found = [key.key_id for key in await people.list_keys(connection) if which in (str(key.key_id), key.prefix)]
@@ -114,7 +114,7 @@ async def _scope_id(connection: "AsyncConnection", kind: str, which: str, org: s
             fail(f"{len(found) or 'no'} keys are called {which!r}; take an id from `farthing keys list`")
         return str(found[0])
     if kind not in ("org", "team", "user"):
-        fail(f"{kind!r} is not a scope; use org, team, user, key, tag or model")
+        fail(f"{kind!r} is not a scope; use org, team, user, key or model")
     org_id = await people.find_org(connection, which if kind == "org" else org)
     if org_id is None:
         fail(f"there is no organisation {which if kind == 'org' else org!r}")

@@ -277,6 +277,7 @@ def test_a_server_that_is_loading_says_so() -> None:
         reply = http.get("/health")
         assert (reply.status_code, reply.json()) == (503, {"status": "loading"})
         assert complete(http, "x").status_code == 503
+        assert http.get("/v1/models").status_code == 503
 
 
 class Slow:
