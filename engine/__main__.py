@@ -1,5 +1,6 @@
 """`python -m engine`: serve models over HTTP, and look after the model files."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -7,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from engine import catalog
-from engine.memory import parse_size
+from engine.memory import parse_size, restart_with_huge_pages
 from engine.model_sources import CatalogError
 from engine.models_cli import app as models_app
 from engine.models_cli import pull_with_progress
@@ -27,7 +28,10 @@ def serve(
     models: Annotated[list[str], typer.Argument(help="Names from the catalogue, .gguf files or model folders.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
-    dtype: Annotated[DTypeName, typer.Option(help="What the linear layers compute in.")] = DTypeName.BFLOAT16,
+    dtype: Annotated[
+        DTypeName | None,
+        typer.Option(help="What linear layers compute in. Default: int8 where the CPU has VNNI or AMX."),
+    ] = None,
     kv_memory: Annotated[
         str | None,
         typer.Option(
@@ -45,6 +49,7 @@ def serve(
     found = _find(models)
 
     # torch and the server take a second to import, which `--help` and `models` need not wait for.
+    from engine.backends.cpu import default_dtype
     from engine.serve import ServeOptions, bind
     from engine.serve import serve as run
 
@@ -52,7 +57,8 @@ def serve(
         listener = bind(host, port)
     except OSError as error:
         _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port.")
-    problem = run(ServeOptions(found, dtype.value, memory, threads, max_batch_tokens), listener)
+    chosen = default_dtype() if dtype is None else dtype.value
+    problem = run(ServeOptions(found, chosen, memory, threads, max_batch_tokens), listener)
     if problem is not None:
         _fail(problem)
 
@@ -81,4 +87,6 @@ def _fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        restart_with_huge_pages()
     app(prog_name="python -m engine")

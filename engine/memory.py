@@ -1,7 +1,9 @@
-"""How much memory the KV pools get."""
+"""How much memory the KV pools get, and in what pages."""
 
+import os
 import re
 import resource
+import sys
 from pathlib import Path
 
 DEFAULT_SHARE = 0.25
@@ -61,3 +63,14 @@ def blocks_that_fit(block_bytes: list[int], kv_memory: int | None) -> int:
             f"give --kv-memory at least {show_size(sum(block_bytes))}"
         )
     return blocks
+
+
+def restart_with_huge_pages() -> None:
+    """Run this process anew, once, with an allocator that asks for 2 MiB pages (glibc 2.35 and newer; else no effect).
+
+    A token reads all weights: with 4 KiB pages the look-ups of page addresses alone cost about a tenth of the time.
+    The allocator reads its setting before any code of ours runs, hence the restart; the process id stays.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606

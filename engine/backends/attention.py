@@ -64,6 +64,11 @@ class OneSequence:
             gathered = pool.view(-1, BLOCK_TOKENS * pool[0].numel()).index_select(0, self.blocks)
             keys_values = gathered.view(-1, *pool.shape[1:])[: self.context]
         kv_heads = pool.shape[1] // 2
+        if self.count == 1:  # the query heads of one key head stand where rows would: a quarter of the time
+            heads = queries.view(1, kv_heads, -1, queries.shape[2])
+            by_head = keys_values.transpose(0, 1)[None]
+            keys, values = by_head[:, :kv_heads], by_head[:, kv_heads:]
+            return F.scaled_dot_product_attention(heads, keys, values, self._mask(window), scale=scale).flatten(1, 2)
         # [kv heads as batch, query heads of each, tokens, D]
         grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2]).permute(1, 2, 0, 3)
         shared = keys_values.view(self.context, 2, kv_heads, -1).permute(1, 2, 0, 3)[:, :, None]
