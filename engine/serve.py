@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
 import threading
-import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -87,9 +88,6 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
 
 def serve(options: ServeOptions, listener: socket.socket) -> str | None:
     """Serve on `listener` until SIGTERM or SIGINT. Returns why it could not, or None after a graceful end."""
-    # uvicorn raises the signal again once it is done: by then there is nothing left to do but leave with status 0.
-    signal.signal(signal.SIGTERM, _ignore)
-    signal.signal(signal.SIGINT, _ignore)
     return asyncio.run(_serve(options, listener))
 
 
@@ -99,6 +97,10 @@ async def _serve(options: ServeOptions, listener: socket.socket) -> str | None:
         create_app(front), log_level="warning", access_log=False, timeout_graceful_shutdown=2 * GRACE, backlog=2048
     )
     server = _Server(config, front)
+    # uvicorn's own handler, so that a signal before it starts counts too. It raises the signal again once it is done:
+    # by then this changes nothing, and the process leaves with status 0.
+    signal.signal(signal.SIGTERM, server.handle_exit)
+    signal.signal(signal.SIGINT, server.handle_exit)
     loop = asyncio.get_running_loop()
     problem: str | None = None
 
@@ -124,8 +126,14 @@ async def _serve(options: ServeOptions, listener: socket.socket) -> str | None:
             loop.call_soon_threadsafe(opened, models)
 
     # A thread of its own, not the loop's executor: a signal while it loads must not wait for it.
-    threading.Thread(target=work, name="engine-load", daemon=True).start()
+    loader = threading.Thread(target=work, name="engine-load", daemon=True)
+    loader.start()
     await server.serve(sockets=[listener])
+    if loader.is_alive():
+        # It is inside torch: the interpreter's own end would unwind its stack through C++ code and abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return problem
 
 
@@ -139,7 +147,3 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(GRACE, self._front.abort_all)
         await super().shutdown(sockets)
-
-
-def _ignore(signum: int, frame: types.FrameType | None) -> None:
-    pass
