@@ -1,8 +1,9 @@
 # One image for every part: `engine`, `gateway` and `migrate` are commands of it (see compose.yaml).
 FROM python:3.11-slim
 
-# CPU builds of PyTorch by default. For NVIDIA: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Which build of PyTorch: left empty, pip's ordinary one, which on x86-64 runs on CPUs and NVIDIA GPUs and is large. For
+# a smaller CPU build or another CUDA version, give the address of PyTorch's own index for it: --build-arg TORCH_INDEX=…
+ARG TORCH_INDEX=
 
 RUN useradd --create-home --uid 10001 farthing \
     && mkdir -p /var/lib/farthing /var/cache/farthing/models \
@@ -16,7 +17,7 @@ COPY pyproject.toml ./
 RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
     torch = [d for d in p if d.startswith("torch")]; open("torch.txt", "w").write("\n".join(torch)); \
     open("rest.txt", "w").write("\n".join(d for d in p if d not in torch))' \
-    && pip install --extra-index-url "$TORCH_INDEX" --index-url "$TORCH_INDEX" -r torch.txt
+    && pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r torch.txt
 RUN pip install -r rest.txt
 
 COPY . .

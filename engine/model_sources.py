@@ -257,7 +257,7 @@ def fetch_hub(source: HubSource, size: int, target: Path, progress: Progress) ->
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise CatalogError(
             f"{source.repository} could not be fetched from the Hugging Face hub: {reason}. "
-            "Check that this machine reaches huggingface.co (or set HF_ENDPOINT to a mirror), then pull again: it goes "
+            "Check that this machine reaches it (or set HF_ENDPOINT to a mirror), then pull again: it goes "
             "on from here. The models whose source is a package need only the Python package index."
         ) from error
     finally:
