@@ -40,6 +40,9 @@ OFF: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
 }
 
+_HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]..")
+"""At the very end of a body: msgspec calls a first half with fewer than 6 bytes after it truncated."""
+
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
@@ -97,6 +100,9 @@ def decode(body: bytes, kind: type[T]) -> T:
         name = _non_finite(body)
         if name is not None:
             raise bad_request(f"{name} must be a finite number.", name) from error
+        if "surrogate" in str(error) or ("truncated" in str(error) and _HALF_A_PAIR.search(body[-12:])):
+            text = "The request body has a \\u escape that is half of a surrogate pair, which is no character."
+            raise bad_request(text, code="invalid_json") from error
         wanted = "a JSON object" if isinstance(error, msgspec.ValidationError) else "valid JSON in UTF-8"
         raise bad_request(f"The request body is not {wanted}: {error}.", code="invalid_json") from error
     if kind is ChatRequest or kind is CompletionRequest:

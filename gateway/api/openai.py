@@ -1,5 +1,6 @@
 """OpenAI's wire format: request bodies in, error objects and model lists out."""
 
+import re
 import time
 from typing import Any
 
@@ -9,6 +10,9 @@ from engine.protocol import ErrorBody, ErrorDetail
 from gateway.call import Call, storable
 from gateway.errors import ApiError, UpstreamReplyError
 from gateway.settings import ROLES, Settings
+
+_HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]..")
+"""At the very end of a body: msgspec calls a first half with fewer than 6 bytes after it truncated."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -48,7 +52,10 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
         raise ApiError(400, "invalid_json", "The body must be a JSON object.") from None
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
-        if "truncated" in reason:
+        halved = "surrogate" in reason or "hex escape" in reason  # msgspec's words in a value it decodes, or skips
+        if halved or ("truncated" in reason and _HALF_A_PAIR.search(body[-12:])):
+            reason = "a \\u escape is half of a surrogate pair, which is no character"
+        elif "truncated" in reason:
             reason = f"it ends too early (byte {len(body)}) or a \\u escape is incomplete"
         raise ApiError(400, "invalid_json", f"The body is not valid JSON: {reason}.") from None
     except RecursionError:

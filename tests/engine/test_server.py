@@ -238,7 +238,7 @@ def test_bad_prompts_are_refused_with_numbers(http: httpx.Client, body, param, s
         (b"", None, "not valid JSON"),
         (b"[1]", None, "not a JSON object"),
         (b'{"model": "\xff\xfe"}', None, "not valid JSON in UTF-8"),
-        (b'{"model": "\\ud800"}', None, "not valid JSON"),
+        (b'{"model": "fake\\u00', None, "not valid JSON"),
         (b'{"a":' * 100_000, None, "not valid JSON"),
         (b'{"model": "fake", "prompt": "x", "temperature": NaN}', "temperature", "finite"),
         (b'{"model": "fake", "prompt": "x", "top_p": 1e999}', "top_p", "finite"),
@@ -248,6 +248,21 @@ def test_bad_bodies(http: httpx.Client, body: bytes, param: str | None, says: st
     reply = http.post("/v1/completions", content=body)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param
     assert says in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "a\\ud83db", "\\ude00\\ud83d"])
+def test_half_a_surrogate_pair_is_refused_everywhere(http: httpx.Client, half: str) -> None:
+    prompt, messages = f'"prompt": "{half}"', f'"messages": [{{"role": "user", "content": "{half}"}}]'
+    for path, given in [
+        ("/v1/completions", prompt),
+        ("/v1/chat/completions", messages),
+        ("/tokenize", prompt),
+        ("/tokenize", messages),
+    ]:
+        for body in (f'{{"model": "fake", {given}}}', f'{{{given}, "model": "fake"}}'):
+            reply = http.post(path, content=body)
+            assert reply.status_code == 400 and "half of a surrogate pair" in reply.json()["error"]["message"]
+    assert http.post("/tokenize", content=b'{"model": "fake", "prompt": "\\ud83d\\ude00"}').status_code == 200
 
 
 def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
