@@ -59,7 +59,8 @@ async def set_budget(
     """Make the scope's budget for this kind of window, or change the one there is; return its id.
 
     A call is counted in the budgets that its scopes had when it was admitted. A new time zone starts a new window,
-    with nothing spent. Raises ValueError on an unknown scope kind, window or zone and on a bad limit.
+    with nothing spent. Raises ValueError on an unknown scope kind, window or zone, on a bad limit, and on another
+    currency than the budget already has: what its window has counted is in the old one.
     """
     if scope_kind not in get_args(ScopeKind):
         raise ValueError(f"{scope_kind!r} is not a scope; use one of {', '.join(get_args(ScopeKind))}")
@@ -70,8 +71,12 @@ async def set_budget(
     terms = {"limit_amount": limit, "currency": currency, "time_zone": time_zone, "hard": hard}
     key = {"scope_kind": scope_kind, "scope_id": str(scope_id), "window": window}
     row = insert(budget).values(id=new_id(), **key, **terms)
-    row = row.on_conflict_do_update(index_elements=list(key), set_=terms)
-    identifier: UUID = (await conn.execute(row.returning(budget.c.id))).scalar_one()
+    row = row.on_conflict_do_update(
+        index_elements=list(key), set_=terms, where=budget.c.currency == row.excluded.currency
+    )
+    identifier: UUID | None = (await conn.execute(row.returning(budget.c.id))).scalar_one_or_none()
+    if identifier is None:
+        raise ValueError(f"this {scope_kind} has a budget in another currency than {currency}; remove that one first")
     return identifier
 
 

@@ -65,23 +65,29 @@ class UnpricedError(BudgetError):
     """The call has no worst case, because its model has no (complete) price, and a hard budget applies."""
 
 
+class OtherCurrencyError(BudgetError):
+    """A hard budget is in another currency than the one that calls are charged in, so nothing can be compared."""
+
+
 class Budgets:
     """Admits calls against the budgets in PostgreSQL, for one gateway process.
 
-    `replica` is the process's `Spool.replica`; it is stored with each hold.
+    `replica` is the process's `Spool.replica`; it is stored with each hold. `currency` is what calls are charged in.
     """
 
-    def __init__(self, engine: AsyncEngine, replica: str) -> None:
+    def __init__(self, engine: AsyncEngine, replica: str, currency: str) -> None:
         self._engine = engine
         self._replica = replica
+        self._currency = currency
         self._doubtful: set[UUID] = set()
 
     async def admit(self, operation_id: UUID, scopes: Mapping[ScopeKind, str], amount: Decimal | None) -> None:
         """Hold `amount` (0 or more; None: unknown) in every budget that a scope has, or in none.
 
         `scopes` maps a scope's kind to its id. Soft budgets count the hold and never refuse; with no budget at all
-        nothing is held. Raises BudgetExhausted, naming the fullest budget that refused; UnpricedError when the amount
-        is unknown under a hard budget; ValueError on a negative amount; database errors as they come.
+        nothing is held. A soft budget in another currency does not count the call. Raises BudgetExhausted, naming the
+        fullest budget that refused; UnpricedError when the amount is unknown under a hard budget; OtherCurrencyError;
+        ValueError on a negative amount; database errors as they come.
         """
         refuse_bad_money(amount=amount)
         await self._settle_doubts()
@@ -97,7 +103,7 @@ class Budgets:
     async def _admit(
         self, conn: AsyncConnection, operation_id: UUID, scopes: Mapping[ScopeKind, str], amount: Decimal | None
     ) -> None:
-        budgets = await list_budgets(conn, scopes)
+        budgets = await self._comparable(conn, scopes)
         if not budgets:
             return
         if amount is None:
@@ -108,15 +114,27 @@ class Budgets:
         keys = {"budgets": [budget.id for budget in budgets], "starts": [budget.starts_at for budget in budgets]}
         taken = set((await conn.execute(_TAKE, keys | {"amount": amount})).scalars())
         if len(taken) < len(budgets):
-            refusing = [budget for budget in await list_budgets(conn, scopes) if budget.id not in taken]
+            refusing = [budget for budget in await self._comparable(conn, scopes) if budget.id not in taken]
             budget = min(refusing or budgets, key=lambda candidate: candidate.remaining)
             raise BudgetExhausted(budget, _exhausted(budget, amount))
         await conn.execute(_HOLD, keys | {"operation": operation_id, "amount": amount, "replica": self._replica})
 
     async def remaining(self, scopes: Mapping[ScopeKind, str]) -> Decimal | None:
-        """The least that is left in a hard budget of these scopes now; None when no hard budget applies."""
+        """The least that is left in a hard budget of these scopes now; None when no hard budget applies.
+
+        Raises OtherCurrencyError.
+        """
         async with self._engine.connect() as conn:
-            return min((b.remaining for b in await list_budgets(conn, scopes) if b.hard), default=None)
+            return min((b.remaining for b in await self._comparable(conn, scopes) if b.hard), default=None)
+
+    async def _comparable(self, conn: AsyncConnection, scopes: Mapping[ScopeKind, str]) -> list[Budget]:
+        """Budgets of these scopes in the currency of the charges; raises OtherCurrencyError when a hard one is not."""
+        budgets = await list_budgets(conn, scopes)
+        for budget in budgets:
+            if budget.hard and budget.currency != self._currency:
+                sentence = f"the {_words(budget)} cannot pay for calls that are charged in {self._currency}"
+                raise OtherCurrencyError(budget, sentence)
+        return [budget for budget in budgets if budget.currency == self._currency]
 
     async def release(self, operation_id: UUID) -> None:
         """Free an admitted operation's hold; only when nothing was dispatched and no operation will be recorded.

@@ -92,6 +92,14 @@ async def load(conn: AsyncConnection) -> PriceBook:
     return PriceBook(Price(**row) for row in rows.mappings())
 
 
+async def billing_currency(conn: AsyncConnection) -> str | None:
+    """Currency of the newest sale price, which is what gateways bill in; None before there is any price."""
+    columns = price_version.c
+    newest = select(columns.currency).where(columns.book == "sale").order_by(columns.effective_at.desc()).limit(1)
+    currency: str | None = (await conn.execute(newest)).scalar_one_or_none()
+    return currency
+
+
 async def seed(conn: AsyncConnection, wanted: Iterable[PriceTerms]) -> list[PriceTerms]:
     """Make `wanted` the prices in force, from now on; return those that were new or had changed.
 

@@ -1,10 +1,12 @@
 """Admit or refuse: under a hard budget the worst case of a call is reserved before a byte goes upstream."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 
 from billing.budgets import ScopeKind
 from billing.charge import affordable_output, worst_case
-from billing.leases import BudgetError, Budgets, UnpricedError
+from billing.leases import BudgetError, BudgetExhausted, Budgets, OtherCurrencyError, UnpricedError
 from billing.prices import PriceBook
 from gateway.call import Call
 from gateway.database import reachable
@@ -27,12 +29,12 @@ class Admission:
 
         Where no budget is hard the hold is of nothing: it only marks where the charge will count.
 
-        Raises ApiError 402 naming the exhausted scope, or that the model is unpriced; 503 when the database is away.
+        Raises ApiError 402 naming the exhausted scope, that the model is unpriced or that a budget is in another
+        currency; 503 when the database is away.
         The hold is settled by the operation's row, whatever becomes of the call.
         """
         scopes = _scopes(operation, model)
-        async with reachable():
-            remaining = await self._budgets.remaining(scopes)
+        remaining = await self._remaining(scopes)
         if remaining is None:
             await self._hold(operation, scopes, Decimal(0))
             return None
@@ -50,21 +52,37 @@ class Admission:
             except ApiError as refusal:
                 if refusal.status != 402 or cap is None or attempt == TRIES - 1:
                     raise
-            async with reachable():
-                remaining = await self._budgets.remaining(scopes) or Decimal(0)
+            remaining = await self._remaining(scopes) or Decimal(0)
         raise AssertionError("the last try returns or raises")
 
+    async def _remaining(self, scopes: dict[ScopeKind, str]) -> Decimal | None:
+        with _refusals():
+            async with reachable():
+                return await self._budgets.remaining(scopes)
+
     async def _hold(self, operation: Operation, scopes: dict[ScopeKind, str], amount: Decimal | None) -> None:
-        try:
+        with _refusals():
             async with reachable():
                 await self._budgets.admit(operation.id, scopes, amount)
-        except BudgetError as error:
-            code = "unpriced_model" if isinstance(error, UnpricedError) else "budget_exhausted"
-            text = f"Refused: {error}. Lower max_tokens, or ask your operator to raise the budget."
-            if isinstance(error, UnpricedError):
-                text = f"Refused: {error}. Choose another model, or ask your operator for a price."
-            headers = {"x-should-retry": "false"}
-            raise ApiError(402, code, text, outcome="refused", headers=headers) from error
+
+
+_REFUSALS: dict[type[BudgetError], tuple[str, str]] = {
+    BudgetExhausted: ("budget_exhausted", "Lower max_tokens, or ask your operator to raise the budget."),
+    UnpricedError: ("unpriced_model", "Choose another model, or ask your operator for a price."),
+    OtherCurrencyError: ("budget_currency", "Ask your operator to remove it and to set one in that currency."),
+}
+"""Code of the error and what the caller can do."""
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn a budget's refusal into a 402."""
+    try:
+        yield
+    except BudgetError as error:
+        code, advice = _REFUSALS[type(error)]
+        headers = {"x-should-retry": "false"}
+        raise ApiError(402, code, f"Refused: {error}. {advice}", outcome="refused", headers=headers) from error
 
 
 def _scopes(operation: Operation, model: str) -> dict[ScopeKind, str]:

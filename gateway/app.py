@@ -46,7 +46,7 @@ def create_app(settings: Settings) -> Litestar:
         keys=keys,
         router=RulesRouter(settings.router.threshold),
         prices=prices,
-        admission=Admission(Budgets(engine, spool.replica), dispatcher),
+        admission=Admission(Budgets(engine, spool.replica, settings.currency), dispatcher),
         dispatcher=dispatcher,
         spool=spool,
         tracing=tracing,

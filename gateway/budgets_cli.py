@@ -23,7 +23,7 @@ def set_(
     limit: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much may be spent in one window.")],
     window: Annotated[str, typer.Option(help="hour, day, week, month or none.")] = "month",
     time_zone: Annotated[str, typer.Option(help="Where its days begin, like Europe/Paris.")] = "UTC",
-    currency: Annotated[str, typer.Option(help="Currency of the amount, the gateway's own.")] = "USD",
+    currency: Annotated[str | None, typer.Option(help="Of the amount. Default: what the gateway bills in.")] = None,
     soft: Annotated[bool, typer.Option("--soft", help="Only count; refuse nothing.")] = False,
     org: Annotated[str, typer.Option(help="Organisation of the team or user.")] = "default",
     database_url: DatabaseUrl = None,
@@ -35,12 +35,13 @@ def set_(
     except InvalidOperation:
         fail(f"{limit!r} is not an amount; write it like 12.50")
 
-    async def work(connection: "AsyncConnection") -> None:
+    async def work(connection: "AsyncConnection") -> str:
         from typing import cast
 
         from billing.budgets import ScopeKind, set_budget
         from billing.windows import Window
 
+        charged_in = await _currency(connection, currency)
         scope_id = await _scope_id(connection, kind, which, org)
         await set_budget(
             connection,
@@ -48,13 +49,14 @@ def set_(
             scope_id,
             cast(Window, window),
             amount,
-            currency=currency,
+            currency=charged_in,
             time_zone=time_zone,
             hard=not soft,
         )
+        return charged_in
 
-    in_database(work, database_url, data_dir)
-    typer.echo(f"{kind} {which}: {amount} {currency}, window {window}")
+    charged_in = in_database(work, database_url, data_dir)
+    typer.echo(f"{kind} {which}: {amount} {charged_in}, window {window}")
 
 
 @app.command("list")
@@ -100,6 +102,18 @@ def remove(
     if not in_database(work, database_url, data_dir):
         fail(f"there is no budget {budget_id}; `farthing budgets list` shows all")
     typer.echo(f"removed {budget_id}")
+
+
+async def _currency(connection: "AsyncConnection", given: str | None) -> str:
+    """The currency that the gateway on this database bills in; ends here when another is given, or none is known."""
+    from billing.prices import billing_currency
+
+    billed = await billing_currency(connection)
+    if billed is None and given is None:
+        fail("this database has no prices yet; start the gateway once, or give --currency")
+    if billed is not None and given not in (None, billed):
+        fail(f"the gateway bills in {billed}; a budget in {given} could not be compared with its charges")
+    return billed or str(given)
 
 
 async def _scope_id(connection: "AsyncConnection", kind: str, which: str, org: str) -> str:

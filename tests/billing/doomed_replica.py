@@ -44,7 +44,7 @@ def say(line: str) -> None:
 async def main() -> None:
     engine = create_async_engine(sys.argv[1])
     spool = Spool(Path(sys.argv[2]))
-    budgets = Budgets(engine, spool.replica)
+    budgets = Budgets(engine, spool.replica, "USD")
     await asyncio.gather(Ledger(engine, spool).run(), *(serve(budgets, spool) for _ in range(6)))
 
 

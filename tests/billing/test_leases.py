@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from billing import holds
 from billing.budgets import Budget, list_budgets, remove_budget, set_budget
 from billing.ids import new_id
-from billing.leases import BudgetExhausted, Budgets, UnpricedError
+from billing.leases import BudgetExhausted, Budgets, OtherCurrencyError, UnpricedError
 
 REPLICA = "place.run"
 
@@ -44,7 +44,7 @@ async def budgets_of(engine: AsyncEngine) -> dict[str, Budget]:
 async def test_a_budget_for_one_call_admits_one_of_fifty(database_url: str, engine: AsyncEngine) -> None:
     await limit(engine, "key", "k", "0.01", window="day")
     engines = [create_async_engine(database_url, pool_size=5) for _ in range(4)]
-    gateways = [Budgets(engine, f"place{n}.run") for n, engine in enumerate(engines)]
+    gateways = [Budgets(engine, f"place{n}.run", "USD") for n, engine in enumerate(engines)]
     calls = (gateways[n % 4].admit(new_id(), {"key": "k"}, Decimal("0.01")) for n in range(50))
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert results.count(None) == 1
@@ -57,7 +57,7 @@ async def test_a_budget_for_one_call_admits_one_of_fifty(database_url: str, engi
 async def test_nested_scopes_are_all_or_nothing(engine: AsyncEngine) -> None:
     await limit(engine, "org", "o", "10")
     await limit(engine, "user", "u", "1")
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     await gateway.admit(new_id(), {"org": "o", "user": "u", "team": "without budget"}, Decimal("0.75"))
     with pytest.raises(BudgetExhausted) as caught:
         await gateway.admit(new_id(), {"org": "o", "user": "u"}, Decimal("0.5"))
@@ -72,12 +72,12 @@ async def test_nested_scopes_are_all_or_nothing(engine: AsyncEngine) -> None:
 async def test_the_refusal_names_the_reset(engine: AsyncEngine) -> None:
     await limit(engine, "team", "t", "1", window="month", time_zone="Asia/Tokyo")
     with pytest.raises(BudgetExhausted, match=r"by the month has 1 left; it resets at 20\d\d-\d\d-\d\d 15:00 UTC"):
-        await Budgets(engine, REPLICA).admit(new_id(), {"team": "t"}, Decimal(2))
+        await Budgets(engine, REPLICA, "USD").admit(new_id(), {"team": "t"}, Decimal(2))
 
 
 async def test_a_soft_budget_counts_and_never_refuses(engine: AsyncEngine) -> None:
     await limit(engine, "key", "k", "1", hard=False)
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     operation = new_id()
     await gateway.admit(operation, {"key": "k"}, Decimal(5))
     await gateway.admit(new_id(), {"key": "k"}, None)  # unpriced, nothing to count
@@ -88,7 +88,7 @@ async def test_a_soft_budget_counts_and_never_refuses(engine: AsyncEngine) -> No
 
 
 async def test_an_unpriced_call_is_refused_under_a_hard_budget_only(engine: AsyncEngine) -> None:
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     await gateway.admit(new_id(), {"key": "k"}, None)
     await limit(engine, "key", "k", "100")
     with pytest.raises(UnpricedError, match="no complete price") as caught:
@@ -96,9 +96,43 @@ async def test_an_unpriced_call_is_refused_under_a_hard_budget_only(engine: Asyn
     assert caught.value.scope_kind == "key"
 
 
+async def test_a_budget_in_another_currency_is_never_compared_with_charges(engine: AsyncEngine) -> None:
+    gateway, scopes = Budgets(engine, REPLICA, "USD"), {"key": "k", "team": "t"}
+    await limit(engine, "key", "k", "1000")
+    await limit(engine, "team", "t", "1000", currency="EUR")
+    for amount in (Decimal(1), Decimal(0), None):
+        with pytest.raises(OtherCurrencyError, match=r"the team's budget of 1000 EUR cannot pay for .* in USD"):
+            await gateway.admit(new_id(), scopes, amount)
+    with pytest.raises(OtherCurrencyError):
+        await gateway.remaining(scopes)
+    assert (await budgets_of(engine))["k"].leased == 0
+    await Budgets(engine, REPLICA, "EUR").admit(new_id(), {"team": "t"}, Decimal(1))
+
+
+async def test_a_soft_budget_in_another_currency_counts_no_call(engine: AsyncEngine) -> None:
+    gateway, scopes = Budgets(engine, REPLICA, "USD"), {"key": "k", "team": "t"}
+    await limit(engine, "key", "k", "5")
+    await limit(engine, "team", "t", "1", currency="EUR", hard=False)
+    await gateway.admit(new_id(), scopes, Decimal(4))
+    budgets = await budgets_of(engine)
+    assert (budgets["k"].leased, budgets["t"].leased) == (4, 0)
+    with pytest.raises(BudgetExhausted, match="the key's budget of 5 USD"):
+        await gateway.admit(new_id(), scopes, Decimal(2))
+
+
+async def test_a_budget_keeps_its_currency(engine: AsyncEngine) -> None:
+    old = await limit(engine, "key", "k", "1")
+    with pytest.raises(ValueError, match="another currency than EUR; remove that one first"):
+        await limit(engine, "key", "k", "2", currency="EUR")
+    async with engine.begin() as conn:
+        await remove_budget(conn, old)
+    await limit(engine, "key", "k", "2", currency="EUR")
+    assert (await budgets_of(engine))["k"].currency == "EUR"
+
+
 async def test_a_free_call_passes_an_exhausted_budget(engine: AsyncEngine) -> None:
     await limit(engine, "key", "k", "1")
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     operation = new_id()
     await gateway.admit(operation, {"key": "k"}, Decimal(1))
     await settle(engine, operation, "3")  # the charge exceeds the hold: recorded as it is
@@ -110,7 +144,7 @@ async def test_a_free_call_passes_an_exhausted_budget(engine: AsyncEngine) -> No
 
 async def test_a_hold_is_settled_once_and_released_once(engine: AsyncEngine) -> None:
     await limit(engine, "key", "k", "10")
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     one, two = new_id(), new_id()
     for operation in (one, two):
         await gateway.admit(operation, {"key": "k"}, Decimal(2))
@@ -124,7 +158,7 @@ async def test_a_hold_is_settled_once_and_released_once(engine: AsyncEngine) -> 
 
 async def test_an_admission_cut_off_is_taken_back(engine: AsyncEngine) -> None:
     await limit(engine, "key", "k", "10")
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     cut_off = set()
     for microseconds in range(0, 12_000, 200):
         operation = new_id()
@@ -144,7 +178,7 @@ async def test_a_later_process_frees_what_a_dead_one_left_and_nothing_else(engin
     await limit(engine, "key", "k", "10")
     dead, live, other = new_id(), new_id(), new_id()
     for replica, operation in (("place.1", dead), ("place.2", live), ("place2.1", other)):
-        await Budgets(engine, replica).admit(operation, {"key": "k"}, Decimal(1))
+        await Budgets(engine, replica, "USD").admit(operation, {"key": "k"}, Decimal(1))
     async with engine.begin() as conn:
         assert await holds.release_earlier_runs(conn, "place.2") == 1
         left = (await conn.execute(text("SELECT operation_id FROM hold"))).scalars().all()
@@ -154,7 +188,7 @@ async def test_a_later_process_frees_what_a_dead_one_left_and_nothing_else(engin
 
 async def test_a_budget_can_be_changed_and_removed_under_way(engine: AsyncEngine) -> None:
     budget_id = await limit(engine, "key", "k", "10")
-    gateway = Budgets(engine, REPLICA)
+    gateway = Budgets(engine, REPLICA, "USD")
     operation = new_id()
     await gateway.admit(operation, {"key": "k"}, Decimal(4))
     assert await limit(engine, "key", "k", "5") == budget_id
@@ -170,7 +204,7 @@ async def test_a_budget_can_be_changed_and_removed_under_way(engine: AsyncEngine
 async def test_a_hold_never_gives_money(engine: AsyncEngine, amount: Decimal) -> None:
     await limit(engine, "key", "k", "1")
     with pytest.raises(ValueError, match="amount is"):
-        await Budgets(engine, REPLICA).admit(new_id(), {"key": "k"}, amount)
+        await Budgets(engine, REPLICA, "USD").admit(new_id(), {"key": "k"}, amount)
     with pytest.raises(ValueError, match="limit is"):
         await limit(engine, "key", "k2", str(amount))
 
@@ -197,7 +231,7 @@ async def test_whatever_the_order_a_hard_budget_is_never_exceeded(engine: AsyncE
     async def worker(number: int) -> None:
         nonlocal admitted, settled
         luck = random.Random(seed * 1000 + number)
-        gateway = Budgets(engine, f"place{number % 3}.run")
+        gateway = Budgets(engine, f"place{number % 3}.run", "USD")
         for _ in range(25):
             operation, amount = new_id(), Decimal(luck.randrange(0, 100)) / 100
             scopes = {kind: kind + luck.choice("ab") for kind in luck.sample(kinds, luck.randrange(1, 5))}

@@ -89,7 +89,7 @@ def test_records_and_tables_have_the_same_fields() -> None:
 async def test_a_record_sent_twice_lands_and_settles_once(engine: AsyncEngine, spool: Spool) -> None:
     scopes = await key_budget(engine)
     record = an_operation(billed=Decimal("1.5"))
-    await Budgets(engine, spool.replica).admit(record.id, scopes, Decimal(4))
+    await Budgets(engine, spool.replica, "USD").admit(record.id, scopes, Decimal(4))
     copier = Ledger(engine, spool)
     await spool.append(record)
     await spool.append(msgspec.structs.replace(record, billed=Decimal(9), attempts=[an_attempt(5)]))
@@ -106,7 +106,7 @@ async def test_two_ledgers_with_the_same_records_settle_once(engine: AsyncEngine
     scopes = await key_budget(engine)
     records = [an_operation(billed=Decimal("0.01")) for _ in range(100)]
     for record in records:
-        await Budgets(engine, "place.run").admit(record.id, scopes, Decimal("0.02"))
+        await Budgets(engine, "place.run", "USD").admit(record.id, scopes, Decimal("0.02"))
     spools = [Spool(tmp_path / str(n)) for n in range(3)]
     for n, other in enumerate(spools):
         await asyncio.gather(*(other.append(record) for record in (records, records[::-1], records[50:])[n]))
@@ -120,7 +120,7 @@ async def test_two_ledgers_with_the_same_records_settle_once(engine: AsyncEngine
 async def test_the_charge_is_settled_in_full_even_over_the_hold(engine: AsyncEngine, spool: Spool) -> None:
     scopes = await key_budget(engine, "1")
     over, unknown = an_operation(billed=Decimal("3.25")), an_operation(billed=None)
-    budgets = Budgets(engine, spool.replica)
+    budgets = Budgets(engine, spool.replica, "USD")
     for record in (over, unknown):
         await budgets.admit(record.id, scopes, Decimal("0.5"))
         await spool.append(record)
@@ -132,7 +132,7 @@ async def test_a_batch_that_fails_leaves_nothing_half_done(engine: AsyncEngine, 
     """Settlement and rows are one transaction: neither is there when the other fails."""
     scopes = await key_budget(engine)
     record = an_operation()
-    await Budgets(engine, spool.replica).admit(record.id, scopes, Decimal(2))
+    await Budgets(engine, spool.replica, "USD").admit(record.id, scopes, Decimal(2))
     await spool.append(record)
     async with engine.begin() as conn:
         await conn.execute(text("ALTER TABLE budget_window RENAME TO elsewhere"))
@@ -168,13 +168,13 @@ async def test_a_crash_before_the_record_frees_its_hold_and_one_after_does_not(
     before = Spool(tmp_path)
     died, spooled = an_operation(), an_operation(billed=Decimal("0.5"))
     for record in (died, spooled):
-        await Budgets(engine, before.replica).admit(record.id, scopes, Decimal(2))
+        await Budgets(engine, before.replica, "USD").admit(record.id, scopes, Decimal(2))
     await before.append(spooled)
     await before.close()
 
     after = Spool(tmp_path)
     running = an_operation(billed=Decimal(1))
-    await Budgets(engine, after.replica).admit(running.id, scopes, Decimal(3))
+    await Budgets(engine, after.replica, "USD").admit(running.id, scopes, Decimal(3))
     assert await Ledger(engine, after).recover() == 1
     assert await spent(engine) == (Decimal(3), Decimal("0.5"))
     assert {row["id"] for row in await rows(engine, select(operation.c.id))} == {spooled.id}
@@ -194,7 +194,7 @@ async def test_settlement_and_admission_at_once_neither_deadlock_nor_lose_a_cent
 
     async def serve(number: int) -> None:
         other = spools[number % 4]
-        budgets = Budgets(engine, other.replica)
+        budgets = Budgets(engine, other.replica, "USD")
         for turn in range(15):
             record = an_operation(billed=Decimal("0.01"))
             scopes = {kind: "abc"[(turn * (n + 1) + number) % 3] for n, kind in enumerate(kinds)}

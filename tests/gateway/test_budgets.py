@@ -20,7 +20,7 @@ async def limit(gateway: Gateway, millionths: int, scope: str = "key", **options
     amount = Decimal(millionths) / 1_000_000
     async with gateway.engine.begin() as connection:
         kind: Any = scope
-        await set_budget(connection, kind, scopes[scope], "none", amount, currency="USD", **options)
+        await set_budget(connection, kind, scopes[scope], "none", amount, **({"currency": "USD"} | options))
 
 
 async def windows(gateway: Gateway) -> tuple[Decimal, Decimal, int]:
@@ -104,6 +104,19 @@ async def test_an_unpriced_model_is_refused(gateway: Gateway, upstream: Scripted
     answer = await gateway.chat(model="gratis")
     assert answer.status_code == 402
     assert answer.json()["error"]["code"] == "unpriced_model"
+    assert not upstream.chats
+    assert (await gateway.row())["status"] == "refused"
+
+
+@pytest.mark.parametrize("model", ["tiny", "gratis"])
+async def test_a_budget_in_another_currency_refuses_and_says_so(
+    gateway: Gateway, upstream: Scripted, model: str
+) -> None:
+    await limit(gateway, 10**9, currency="EUR")
+    answer = await gateway.chat(model=model)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (402, "budget_currency")
+    assert "the key's budget of 1000 EUR cannot pay for calls that are charged in USD" in error["message"]
     assert not upstream.chats
     assert (await gateway.row())["status"] == "refused"
 

@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from billing.prices import PriceTerms, seed
 
 FARTHING = Path(sys.executable).with_name("farthing")
 
@@ -22,6 +26,14 @@ def farthing(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         timeout=60,
         check=False,
     )
+
+
+async def give_prices(database_url: str, currency: str) -> None:
+    """What a gateway that bills in `currency` does at its first start."""
+    engine = create_async_engine(database_url)
+    async with engine.begin() as connection:
+        await seed(connection, [PriceTerms(book="sale", model="m", currency=currency, input_fresh=Decimal(1))])
+    await engine.dispose()
 
 
 def test_help_is_quick_and_names_every_command() -> None:
@@ -97,7 +109,22 @@ class TestAdministration:
         assert listed[0]["id"] in shown
         assert len(next(word for word in shown.split() if word.startswith("fk-"))) > 40
 
-    async def test_a_budget_is_set_changed_listed_removed(self, run: Any) -> None:
+    async def test_a_budget_takes_the_currency_that_the_gateway_bills_in(self, run: Any, database_url: str) -> None:
+        unknown = run("budgets", "set", "model", "m", "1")
+        assert unknown.returncode == 1 and "no prices yet; start the gateway once" in unknown.stderr
+        assert run("budgets", "set", "model", "early", "1", "--currency", "USD").returncode == 0
+        await give_prices(database_url, "EUR")
+        assert run("budgets", "set", "model", "m", "1").stdout == "model m: 1 EUR, window month\n"
+        assert run("budgets", "set", "model", "m", "2", "--currency", "EUR").returncode == 0
+        other = run("budgets", "set", "model", "m", "3", "--currency", "USD")
+        assert other.returncode == 1 and "the gateway bills in EUR" in other.stderr
+        early = run("budgets", "set", "model", "early", "3")
+        assert early.returncode == 1 and "remove that one first" in early.stderr
+        rows = {row["scope_id"]: row for row in json.loads(run("budgets", "list", "--json").stdout)}
+        assert (rows["m"]["limit"], rows["m"]["currency"]) == ("2", "EUR")
+
+    async def test_a_budget_is_set_changed_listed_removed(self, run: Any, database_url: str) -> None:
+        await give_prices(database_url, "USD")
         [key] = json.loads(run("keys", "create", "k", "--user", "ada", "--json").stdout)
         assert run("budgets", "set", "key", key["id"], "12.50", "--window", "day").returncode == 0
         assert run("budgets", "set", "key", key["key"][:8], "15", "--window", "day").returncode == 0
@@ -127,7 +154,8 @@ class TestAdministration:
         ],
     )
     async def test_a_budget_that_could_not_apply_is_refused(
-        self, run: Any, arguments: list[str], sentence: str
+        self, run: Any, database_url: str, arguments: list[str], sentence: str
     ) -> None:
+        await give_prices(database_url, "USD")
         result = run("budgets", "set", *arguments)
         assert result.returncode == 1 and sentence in result.stderr and "Traceback" not in result.stderr
