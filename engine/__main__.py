@@ -30,7 +30,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
     dtype: Annotated[
         DTypeName | None,
-        typer.Option(help="What linear layers compute in. Default: int8 where the CPU has VNNI or AMX."),
+        typer.Option(help="What linear layers compute in. Default: int8 where the CPU has VNNI or AMX, else bfloat16."),
     ] = None,
     kv_memory: Annotated[
         str | None,

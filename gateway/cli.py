@@ -39,7 +39,8 @@ def up(
     ] = None,
     database_url: Annotated[str | None, typer.Option(help="Use this PostgreSQL, not the embedded one.")] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "int8"] | None, typer.Option(help="What the engine computes in.")
+        Literal["float32", "bfloat16", "int8"] | None,
+        typer.Option(help="What the engine computes in. Default: int8 where the CPU has VNNI or AMX, else bfloat16."),
     ] = None,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Start no engine: farthing.toml says where the models are.")
