@@ -60,7 +60,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["keys", "list", "--database-url", "postgresql://127.0.0.1:1/x"], "cannot connect to"),
         (["keys", "list", "--database-url", "postgresql://me:hidden@127.0.0.1:1/x"], "me:***@127.0.0.1:1"),
         (["migrate", "--database-url", "postgresql://127.0.0.1:1/x"], "could not migrate the database"),
-        (["up", "--database-url", "postgresql://127.0.0.1:1/x", "--no-engine"], "cannot connect to"),
+        (["up", "--port", "48613", "--database-url", "postgresql://127.0.0.1:1/x", "--no-engine"], "cannot connect to"),
     ],
 )
 def test_a_bad_database_is_named_in_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
