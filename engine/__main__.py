@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from engine import catalog
-from engine.memory import parse_size, restart_with_huge_pages
+from engine.memory import parse_size, restart_with_runtime_settings
 from engine.model_sources import CatalogError
 from engine.models_cli import app as models_app
 from engine.models_cli import pull_with_progress
@@ -88,5 +88,5 @@ def _fail(message: str) -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        restart_with_huge_pages()
+        restart_with_runtime_settings()
     app(prog_name="python -m engine")

@@ -9,6 +9,7 @@ from engine.backends.cpu import CpuBackend, DType
 from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
 from engine.loader import open_checkpoint
 from engine.models import Model, build
+from engine.native import kernels
 
 
 class ModelRunner:
@@ -50,5 +51,5 @@ def load(path: Path, dtype: DType, threads: int | None = None) -> ModelRunner:
         torch.set_num_threads(threads)
     with torch.inference_mode():
         checkpoint = open_checkpoint(path)
-        backend = CpuBackend(dtype)
+        backend = CpuBackend(dtype, kernels())
         return ModelRunner(checkpoint.config, build(checkpoint, backend), backend)

@@ -1,8 +1,9 @@
-"""Paged attention on the CPU with torch's fused kernel.
+"""Paged attention on the CPU: our native kernel for sequences that decode, torch's fused one for all else.
 
-Sequences that decode one token go together, padded to the longest of their group; a sequence with several new tokens
-(or alone in its group) gets a call of its own. Keys and values that lie in neighbouring blocks are read in place,
-others are gathered. Query heads that share a key head ride along a broadcast dimension, so nothing is repeated.
+Without the native kernel, sequences that decode one token go together, padded to the longest of their group. A sequence
+with several new tokens (or alone in its group) gets a call of its own. Keys and values that lie in neighbouring blocks
+are read in place, others are gathered. Query heads that share a key head ride along a broadcast dimension, so nothing
+is repeated.
 """
 
 from collections import defaultdict
@@ -12,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from engine.batch import BLOCK_TOKENS, FlatBatch
+from engine.native import Kernels
 
 SMALLEST_GROUP_BITS = 4
 """Decoding sequences group by the bit length of their block count (so padding less than doubles the work), but all
@@ -21,27 +23,47 @@ below 2 ** 4 blocks go together."""
 class AttentionPlan:
     """How one batch's rows attend; built once a step, used by every layer."""
 
-    def __init__(self, batch: FlatBatch, dtype: torch.dtype) -> None:
+    def __init__(self, batch: FlatBatch, dtype: torch.dtype, native: Kernels | None = None) -> None:
         self.slot_mapping = batch.slot_mapping
-        self.groups: list[OneSequence | DecodingGroup] = []
+        self.groups: list[OneSequence | DecodingGroup | NativeGroup] = []
         decoding: dict[int, list[int]] = defaultdict(list)
         for sequence, context in enumerate(batch.context_lens):
             if batch.query_starts[sequence + 1] - batch.query_starts[sequence] > 1:
                 self.groups.append(OneSequence(batch, sequence, dtype))
             else:
-                decoding[max(SMALLEST_GROUP_BITS, _blocks(context).bit_length())].append(sequence)
+                size = 0 if native else max(SMALLEST_GROUP_BITS, _blocks(context).bit_length())
+                decoding[size].append(sequence)
         for members in decoding.values():
-            group = OneSequence(batch, members[0], dtype) if len(members) == 1 else DecodingGroup(batch, members, dtype)
-            self.groups.append(group)
+            if native:
+                self.groups.append(NativeGroup(batch, members, native))
+            elif len(members) == 1:
+                self.groups.append(OneSequence(batch, members[0], dtype))
+            else:
+                self.groups.append(DecodingGroup(batch, members, dtype))
 
     def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
-        """[T, H, D] queries over a [slots, 2 * kv heads, D] pool: [T, H * D] float32."""
+        """[T, H, D] float32 queries over a [slots, 2 * kv heads, D] pool: [T, H * D] float32."""
         if len(self.groups) == 1:
-            return self.groups[0].attend(queries, pool, scale, window).float().flatten(1)
-        out = torch.empty(queries.shape, dtype=torch.float32)
+            return self.groups[0].attend(queries, pool, scale, window)
+        out = torch.empty(len(queries), queries.shape[1] * queries.shape[2])
         for group in self.groups:
-            out[group.rows] = group.attend(queries[group.rows], pool, scale, window).float()
-        return out.flatten(1)
+            out[group.rows] = group.attend(queries[group.rows], pool, scale, window)
+        return out
+
+
+class NativeGroup:
+    """Any sequences with one new token each; blocks are read where they lie."""
+
+    def __init__(self, batch: FlatBatch, members: list[int], native: Kernels) -> None:
+        self.rows, chosen = _rows(batch, members), torch.tensor(members)
+        whole = len(members) == len(batch.context_lens)
+        self.blocks = (batch.block_tables if whole else batch.block_tables.index_select(0, chosen)).contiguous()
+        self.contexts = torch.tensor([batch.context_lens[sequence] for sequence in members], dtype=torch.int32)
+        self.native = native
+
+    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
+        """[S, H, D] to [S, H * D]"""
+        return self.native.decode_attention(queries, pool, self.blocks, self.contexts, scale, window)
 
 
 class OneSequence:
@@ -57,7 +79,8 @@ class OneSequence:
         self.masks: dict[int | None, Tensor | None] = {}
 
     def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
-        """[n, H, D]"""
+        """[n, H, D] to [n, H * D]"""
+        queries = queries.to(self.dtype)
         if self.first_slot is not None:
             keys_values = pool[self.first_slot : self.first_slot + self.context]
         else:
@@ -68,7 +91,8 @@ class OneSequence:
             heads = queries.view(1, kv_heads, -1, queries.shape[2])
             by_head = keys_values.transpose(0, 1)[None]
             keys, values = by_head[:, :kv_heads], by_head[:, kv_heads:]
-            return F.scaled_dot_product_attention(heads, keys, values, self._mask(window), scale=scale).flatten(1, 2)
+            out = F.scaled_dot_product_attention(heads, keys, values, self._mask(window), scale=scale)
+            return out.float().flatten(1)
         # [kv heads as batch, query heads of each, tokens, D]
         grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2]).permute(1, 2, 0, 3)
         shared = keys_values.view(self.context, 2, kv_heads, -1).permute(1, 2, 0, 3)[:, :, None]
@@ -78,7 +102,7 @@ class OneSequence:
         out = F.scaled_dot_product_attention(
             grouped, keys, values, mask, is_causal=whole and self.count > 1, scale=scale
         )
-        return out.permute(2, 0, 1, 3).flatten(1, 2)
+        return out.permute(2, 0, 1, 3).float().flatten(1)
 
     def _windowless(self, window: int | None) -> bool:
         return window is None or self.context <= window
@@ -99,9 +123,7 @@ class DecodingGroup:
     """Several sequences with one new token each, padded to the longest."""
 
     def __init__(self, batch: FlatBatch, members: list[int], dtype: torch.dtype) -> None:
-        rows = [batch.query_starts[sequence] for sequence in members]
-        adjacent = rows == list(range(rows[0], rows[0] + len(rows)))
-        self.rows = slice(rows[0], rows[0] + len(rows)) if adjacent else torch.tensor(rows)
+        self.rows = _rows(batch, members)
         self.contexts = torch.tensor([batch.context_lens[sequence] for sequence in members])
         self.width = _blocks(int(self.contexts.max()))
         self.blocks = batch.block_tables[torch.tensor(members), : self.width].flatten()
@@ -109,7 +131,8 @@ class DecodingGroup:
         self.masks: dict[int | None, Tensor] = {}
 
     def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
-        """[S, H, D]"""
+        """[S, H, D] to [S, H * D]"""
+        queries = queries.to(self.dtype)
         kv_heads = pool.shape[1] // 2
         gathered = pool.view(-1, BLOCK_TOKENS * pool[0].numel()).index_select(0, self.blocks)
         keys_values = gathered.view(len(queries), self.width * BLOCK_TOKENS, *pool.shape[1:]).transpose(1, 2)
@@ -117,7 +140,7 @@ class DecodingGroup:
         grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2])
         mask = self._mask(window).expand(-1, -1, grouped.shape[2], -1)
         keys, values = keys_values[:, :kv_heads], keys_values[:, kv_heads:]
-        return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).flatten(1, 2)
+        return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).float().flatten(1)
 
     def _mask(self, window: int | None) -> Tensor:
         """[S, 1, 1, padded context] of 0 and -inf."""
@@ -131,3 +154,10 @@ class DecodingGroup:
 
 def _blocks(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
+
+
+def _rows(batch: FlatBatch, members: list[int]) -> slice | Tensor:
+    """The rows of sequences with one new token each, as a slice where they are neighbours."""
+    rows = [batch.query_starts[sequence] for sequence in members]
+    adjacent = rows == list(range(rows[0], rows[0] + len(rows)))
+    return slice(rows[0], rows[0] + len(rows)) if adjacent else torch.tensor(rows)

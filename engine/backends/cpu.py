@@ -1,7 +1,6 @@
 """The CPU backend: torch and oneDNN, few and large operations, indices worked out once a step."""
 
 import functools
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -13,13 +12,9 @@ from engine.backends.attention import AttentionPlan
 from engine.backends.base import Linear
 from engine.backends.linear import BFloat16Linear, Float32Linear, Int8Linear
 from engine.batch import FlatBatch
+from engine.native import Kernels
 
 DType = Literal["float32", "bfloat16", "int8"]
-LINEAR: dict[DType, Callable[[Tensor, Tensor | None], Linear]] = {
-    "float32": Float32Linear,
-    "bfloat16": BFloat16Linear,
-    "int8": Int8Linear,
-}
 
 
 def default_dtype() -> DType:
@@ -34,12 +29,17 @@ def _root(number: float) -> Tensor:
 
 
 class CpuBackend:
-    def __init__(self, dtype: DType) -> None:
+    """`native`: the compiled kernels, or None for torch alone. float32 is the reference and always torch alone."""
+
+    def __init__(self, dtype: DType, native: Kernels | None = None) -> None:
         self.dtype = dtype
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.native = None if dtype == "float32" else native
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return LINEAR[self.dtype](weight, bias)
+        if self.dtype == "int8":
+            return Int8Linear(weight, bias, self.native)
+        return BFloat16Linear(weight, bias) if self.dtype == "bfloat16" else Float32Linear(weight, bias)
 
     def embedding(self, table: Tensor) -> Tensor:
         return table.to(self.kv_dtype)
@@ -48,6 +48,8 @@ class CpuBackend:
         return table.index_select(0, token_ids).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if self.native is not None:
+            return self.native.rms_norm(x, weight, eps)
         # F.rms_norm is seven operations on the CPU. sqrt(sum of squares + n * eps) is the hypotenuse of two lengths.
         size = x.shape[-1]
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _root(size * eps))
@@ -74,9 +76,9 @@ class CpuBackend:
         pool.index_copy_(0, plan.slot_mapping, keys_values.to(self.kv_dtype))
 
     def plan(self, batch: FlatBatch) -> AttentionPlan:
-        return AttentionPlan(batch, self.kv_dtype)
+        return AttentionPlan(batch, self.kv_dtype, self.native)
 
     def attend(
         self, queries: Tensor, pool: Tensor, plan: AttentionPlan, scale: float, window: int | None = None
     ) -> Tensor:
-        return plan.attend(queries.to(self.kv_dtype), pool, scale, window)
+        return plan.attend(queries, pool, scale, window)

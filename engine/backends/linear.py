@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from engine.native import Kernels
+
 ZERO_POINT = 128
 """Activations are unsigned with this zero point: oneDNN has fast kernels for that on AVX512-VNNI and AMX alike, while
 signed activations fall to its reference code where there is no AMX."""
@@ -46,7 +48,8 @@ class Int8Linear:
     A scale is the row's largest magnitude, which becomes 127 steps. Both factors of 1 / 127 are in the weights' scales.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, native: Kernels | None = None) -> None:
+        self.quantise = quantise if native is None else native.quantise
         largest = weight.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
         rounded = (weight * (STEPS / largest)).round_().to(torch.int8)
         self.scales = largest[:, 0] / STEPS**2
@@ -66,9 +69,7 @@ class Int8Linear:
 
     def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, N] still to be multiplied by the second, [T, 1]."""
-        scales = x.abs().amax(-1, keepdim=True)
-        # A row of zeros divides 0 by 0; whatever the product makes of that is multiplied by its scale, 0.
-        quantised = torch.addcdiv(_ROUND_TO_ZERO_POINT, x, scales, value=STEPS).to(torch.uint8)
+        quantised, scales = self.quantise(x)
         product: Tensor = _QLINEAR(
             quantised,
             1.0,
@@ -85,6 +86,13 @@ class Int8Linear:
             "",
         )
         return product, scales
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, K] float32 to uint8 around ZERO_POINT, and [T, 1] float32: the magnitude that became STEPS steps."""
+    largest = x.abs().amax(-1, keepdim=True)
+    # A row of zeros divides 0 by 0; whatever a product makes of that is multiplied by its magnitude, 0.
+    return torch.addcdiv(_ROUND_TO_ZERO_POINT, x, largest, value=STEPS).to(torch.uint8), largest
 
 
 _ROUND_TO_ZERO_POINT = torch.tensor(ZERO_POINT + 0.5)

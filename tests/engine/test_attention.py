@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.backends.attention import AttentionPlan
+from engine.native import Kernels, kernels
 from tests.engine.flat import Paged, flat_batch
 
 DIM = 8
@@ -35,8 +36,19 @@ def textbook(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tenso
     return torch.stack(out).float()
 
 
-def check(lengths: list[tuple[int, int]], kv_heads: int, shared: int, window: int | None, scattered: bool) -> None:
-    """Each (cached, new) pair is one sequence of the step; compare every row with the formula."""
+def check(
+    lengths: list[tuple[int, int]],
+    kv_heads: int,
+    shared: int,
+    window: int | None,
+    scattered: bool,
+    native: Kernels | None = None,
+) -> None:
+    """Each (cached, new) pair is one sequence of the step; compare every row with the formula.
+
+    The native kernel reads bfloat16, so there the formula gets the pool's rounded values too.
+    """
+    dtype = torch.float32 if native is None else torch.bfloat16
     rng = random.Random(0)
     free = list(range(POOL_BLOCKS))
     if scattered:
@@ -47,10 +59,11 @@ def check(lengths: list[tuple[int, int]], kv_heads: int, shared: int, window: in
         sequences.append((Paged([0] * (cached + new), free[:count], cached), new))
         free = free[count:]
     batch = flat_batch(sequences)
-    pool = torch.randn(POOL_BLOCKS * 16, 2 * kv_heads, DIM)
+    pool = torch.randn(POOL_BLOCKS * 16, 2 * kv_heads, DIM).to(dtype)
     pool[[block * 16 + i for block in free for i in range(16)]] = torch.nan  # nothing may read what no one owns
     queries = torch.randn(len(batch.token_ids), kv_heads * shared, DIM)
-    got = AttentionPlan(batch, torch.float32).attend(queries, pool, 0.3, window)
+    got = AttentionPlan(batch, dtype, native).attend(queries, pool, 0.3, window)
+    pool = pool.float()
     row = 0
     for (cached, new), (sequence, _) in zip(lengths, sequences, strict=True):
         slots = [sequence.blocks[i // 16] * 16 + i % 16 for i in range(cached + new)]
@@ -76,3 +89,17 @@ def test_any_mix_of_sequences(lengths, kv_heads, shared, window, scattered) -> N
 @pytest.mark.parametrize("scattered", [True, False])
 def test_decoding_sequences_of_very_different_lengths(scattered: bool) -> None:
     check([(0, 1), (15, 1), (16, 1), (300, 1), (310, 1), (40, 5), (100, 1)], 2, 3, None, scattered)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cached=st.lists(st.integers(0, 200), min_size=1, max_size=5),
+    kv_heads=st.integers(1, 3),
+    shared=st.integers(1, 4),
+    window=st.sampled_from([None, 1, 7, 50]),
+    scattered=st.booleans(),
+)
+def test_the_native_kernel_gives_the_same(cached, kv_heads, shared, window, scattered) -> None:
+    native = kernels()
+    assert native is not None, "tests need a C++ compiler"
+    check([(length, 1) for length in cached], kv_heads, shared, window, scattered, native)
