@@ -66,8 +66,8 @@ def blocks_that_fit(block_bytes: list[int], kv_memory: int | None) -> int:
 
 
 RUNTIME_SETTINGS = {
-    # 2 MiB pages (glibc 2.35 and newer): a token reads all weights, and with 4 KiB pages looking up the pages' addresses
-    # alone costs about a tenth of the time.
+    # 2 MiB pages (glibc 2.35 and newer): a token reads all weights, and with 4 KiB pages looking up the addresses of
+    # the pages alone costs about a tenth of the time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # How long a thread of the pool spins before it sleeps. libgomp's 300,000 rounds are milliseconds: where another
     # process has the second core, the spinning thread keeps its partner from running at all.
