@@ -100,7 +100,15 @@ def write_gguf(
 
 @pytest.mark.parametrize(
     ("kind", "bound"),
-    [(Kind.F32, 0), (Kind.F16, 1e-3), (Kind.BF16, 1e-2), (Kind.Q8_0, 2e-2), (Kind.Q5_0, 0.1), (Kind.Q4_1, 0.15)],
+    [
+        (Kind.F32, 0),
+        (Kind.F16, 1e-3),
+        (Kind.BF16, 1e-2),
+        (Kind.Q8_0, 2e-2),
+        (Kind.Q5_0, 0.1),
+        (Kind.Q4_1, 0.15),
+        (Kind.Q4_0, 0.2),
+    ],
 )
 def test_gguf_tensors_come_back_in_the_common_order(tmp_path: Path, tensors, kind: Kind, bound: float) -> None:
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors, kind=kind))

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -128,7 +130,7 @@ async def test_a_caller_that_leaves_mid_stream(gateway: Gateway) -> None:
         ({"temperature": -1}, "temperature"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image"),
-        ({"messages": [{"role": "user", "content": "hello " * 20_000}]}, "20"),
+        ({"messages": [{"role": "user", "content": "hello " * 20_000}]}, "context of 8192"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),
     ],
 )
@@ -137,6 +139,18 @@ async def test_what_the_engine_refuses(gateway: Gateway, changes: dict[str, Any]
     assert answer.status_code == 400
     assert said in answer.text
     assert (await gateway.row())["status"] == "invalid"
+
+
+async def test_a_prompt_over_the_context_is_refused_at_once_with_both_numbers(gateway: Gateway) -> None:
+    began = time.monotonic()
+    answer = await gateway.chat(messages=[{"role": "user", "content": "hello " * 200_000}])
+    assert answer.status_code == 400 and time.monotonic() - began < 10
+    assert re.search(r"has 2\d{5} tokens, but .* has a context of 8192 tokens", answer.json()["error"]["message"])
+
+
+async def test_a_billion_tokens_are_asked_for_and_the_model_ends_it(gateway: Gateway) -> None:
+    answer = await gateway.chat(messages=QUESTION, temperature=0, max_tokens=10**9, stop=["e"])
+    assert answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_a_budget_counts_the_prompt_with_the_engine(gateway: Gateway) -> None:
