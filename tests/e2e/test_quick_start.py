@@ -14,6 +14,7 @@ from uuid import UUID
 import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
+from playwright.async_api import async_playwright
 from sqlalchemy import text
 from stack import FARTHING, Stack, alive, wait_for
 
@@ -105,6 +106,25 @@ async def test_a_second_arrival_is_billed_as_cached(stack: Stack, client: openai
         seen.append((usage.prompt_tokens, attempts[0].input_cached, operation.billed))
     (first, second) = seen
     assert first[0] == second[0] and second[1] > first[1] and second[1] % 16 == 0 and second[2] < first[2]
+
+
+@pytest.mark.browser
+async def test_the_dashboard_shows_the_money_in_a_browser(stack: Stack, client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model="small", messages=HELLO, max_tokens=8)
+    operation, _ = await ledger_row(stack, raw.headers["x-farthing-trace-id"])
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = await browser.new_page()
+        await page.goto(stack.file.dashboard_url)
+        await page.get_by_label("Admin key").fill(stack.file.admin_key)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="Overview", level=1).wait_for()
+        assert await page.get_by_role("heading", name="Users", level=2).is_visible()
+        await page.goto(f"{stack.file.dashboard_url}/operations/{operation.id}")
+        shown = await page.locator("data").evaluate_all("found => found.map(each => each.value)")
+        await browser.close()
+    assert operation.billed > 0 and operation.cost > 0
+    assert {operation.billed, operation.cost} <= {Decimal(value) for value in shown}
 
 
 def printed_snippets(stack: Stack) -> tuple[str, str]:
