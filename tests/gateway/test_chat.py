@@ -169,6 +169,14 @@ async def test_the_name_decides_the_model(
     assert bool(row["route_reasons"]) == (model == "auto")
 
 
+async def test_the_threshold_comes_from_the_configuration(settings: dict[str, Any]) -> None:
+    settings["router"] = {"threshold": 0.0}
+    async with running_gateway(settings) as gateway:
+        answer = await gateway.chat(model="auto")
+        assert answer.headers["x-farthing-route"] == "auto/large"
+        assert (await gateway.row())["route_reasons"] == ["no cue"]
+
+
 async def test_models_are_listed(gateway: Gateway) -> None:
     names = [model.id async for model in gateway.sdk.models.list()]
     assert names == ["auto", "small", "large", "tiny", "big", "gratis", "hosted"]
