@@ -28,6 +28,7 @@ PROMPTS = [
     "中国的首都是",
     "A list of fruit: apple, banana,",
 ]
+COUNT = 64
 LONG = "A ledger is a book of accounts. Every entry names what was bought, by whom, and what it cost. " * 50
 
 
@@ -62,7 +63,7 @@ def alone(exact: ModelRunner, tokenizer: Tokenizer) -> list[str]:
     texts = []
     with hosted(exact, tokenizer) as (harness, model):
         for prompt in PROMPTS:
-            request = harness.submit(model, prompt, 24)
+            request = harness.submit(model, prompt, COUNT)
             texts.append(text(harness.collect(request)[request]))
     assert "Paris" in texts[0]
     return texts
@@ -71,7 +72,7 @@ def alone(exact: ModelRunner, tokenizer: Tokenizer) -> list[str]:
 @pytest.mark.parametrize(("blocks", "budget"), [(600, 512), (600, 32), (12, 32)])
 def test_company_chunks_and_pressure_change_no_text(exact, tokenizer, alone, blocks: int, budget: int) -> None:
     with hosted(exact, tokenizer, blocks, budget) as (harness, model):
-        requests = [harness.submit(model, prompt, 24) for prompt in PROMPTS]
+        requests = [harness.submit(model, prompt, COUNT) for prompt in PROMPTS]
         events = harness.collect(*requests)
         assert [text(events[request]) for request in requests] == alone
         assert (model.scheduler.preemptions > 0) == (blocks == 12)
@@ -82,12 +83,12 @@ def test_a_cached_prefix_changes_no_text(exact, tokenizer, monkeypatch) -> None:
     with hosted(exact, tokenizer, budget=100) as (harness, model):
         requests = []
         for _ in range(2):
-            requests.append(harness.submit(model, prompt, 24))
+            requests.append(harness.submit(model, prompt, COUNT))
             harness.collect(requests[-1])
         cold, warm = (request.sequence for request in requests)
         assert cold.cached_tokens == 0 and warm.cached_tokens == (warm.prompt_len - 1) // 16 * 16
         monkeypatch.setattr(BlockManager, "match", lambda *args: [])
-        off = harness.submit(model, prompt, 24)
+        off = harness.submit(model, prompt, COUNT)
         harness.collect(off)
         assert off.sequence.cached_tokens == 0
         assert cold.tokens == warm.tokens == off.sequence.tokens
