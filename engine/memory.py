@@ -71,7 +71,7 @@ RUNTIME_SETTINGS = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # How long a thread of the pool spins before it sleeps. libgomp's 300,000 rounds are milliseconds: where another
     # process has the second core, the spinning thread keeps its partner from running at all.
-    "GOMP_SPINCOUNT": "2000",
+    "GOMP_SPINCOUNT": "6000",
 }
 
 
