@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import http.client
-import json
 import os
 import secrets
 import socket
@@ -102,7 +101,10 @@ def bring_up(supervisor: Supervisor, options: Options) -> None:
     health = "/health/ready" if options.engine else "/health/live"
     with step(f"gateway: waiting for http://127.0.0.1:{options.port}{health}"):
         supervisor.wait_until(lambda: answers(options.port, health))
-    state.write(options.data_dir)
+    try:
+        state.write(options.data_dir)
+    except OSError as error:
+        raise UpError(f"cannot write {options.data_dir / 'up.json'}: {error.strerror}") from error
     print(banner(state, served["small"], served["large"]), flush=True)
 
 
@@ -151,13 +153,12 @@ def served_name(model: str) -> str:
 def add_missing_models(served: dict[str, str], config: dict[str, Any], config_path: Path) -> None:
     """Every model needs its entry in farthing.toml, which says where it runs and what it costs.
 
-    A model without one is added without a price, so it is served and its charge is unknown rather than zero.
+    A model without one is added without a price, so it is served and its charge is unknown rather than zero. Raises
+    DataDirError when the file cannot be added to.
     """
     missing = [model for model in dict.fromkeys(served.values()) if model not in config.get("models", {})]
     for model in missing:
-        with config_path.open("a", encoding="utf-8") as file:
-            file.write(f"\n[models.{json.dumps(model)}] # added by `farthing up`; give it a price to bill it\n")
-            file.write('upstream = "engine"\n')
+        datadir.add_model(config_path, config, model)
         say(f"{model} has no price yet: it was added to {config_path}, where you can set one")
 
 
