@@ -13,6 +13,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ SEGMENT_BYTES = 4 * 1024 * 1024
 """A segment that has reached this size is sealed."""
 
 UNREADABLE = "unreadable.jsonl"
+_SEGMENT = re.compile(r"[0-9]{12,}\.segment")
+_PLACE = re.compile(b"[0-9a-f]{32}")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
@@ -63,7 +66,7 @@ class Spool:
                 os.close(self._lock)
                 raise SpoolError(f"another process uses the spool {folder}; stop it or give each its own") from error
             self.replica = f"{_place(folder)}.{uuid4().hex}"
-            self._sealed = sorted(folder.glob("*.segment"))
+            self._sealed = _segments(folder)
             self.depth = sum(count_lines(path.read_bytes()) for path in self._sealed)
             """Records that the ledger does not have yet."""
         except OSError as error:
@@ -204,13 +207,38 @@ class Spool:
 
 
 def _place(folder: Path) -> str:
-    """The folder's own name among all spools, made once."""
+    """The folder's own name among all spools, made once; one that cannot be read is made anew."""
     path = folder / "place"
-    if not path.exists():
-        draft = folder / "place.new"
-        draft.write_text(uuid4().hex, encoding="ascii")
-        draft.rename(path)
-    return path.read_text(encoding="ascii").strip()
+    found = path.read_bytes().strip() if path.exists() else None
+    if found is not None and _PLACE.fullmatch(found):
+        return found.decode()
+    place = uuid4().hex
+    draft = folder / "place.new"
+    with draft.open("wb") as file:
+        file.write(place.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    _sync_folder(folder)
+    if found is not None:
+        log.error(
+            "spool_place_replaced",
+            found=found[:64].decode("utf-8", "backslashreplace"),
+            new=place,
+            consequence="holds of calls that earlier processes on this spool never recorded are not freed by"
+            " themselves; rows of the table `hold` with another replica than a running one's are theirs",
+        )
+    return place
+
+
+def _segments(folder: Path) -> list[Path]:
+    """Our segments, oldest first. A file that only ends like one is somebody else's and stays as it is."""
+    found = sorted(folder.glob("*.segment"))
+    ours = [path for path in found if _SEGMENT.fullmatch(path.name)]
+    if len(ours) < len(found):
+        foreign = [path.name for path in found if path not in ours]
+        log.warning("spool_foreign_files", folder=str(folder), files=foreign, what="left alone and not copied")
+    return ours
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 import billing.spool
 from billing import frames
@@ -195,6 +196,47 @@ def test_a_folder_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpoolError, match="cannot be used: Not a directory"):
         Spool(tmp_path / "file" / "spool")
+
+
+async def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
+    foreign = [tmp_path / name for name in ("foo.segment", "7.segment", ".segment")]
+    for path in foreign:
+        path.write_bytes(b"not ours")
+    with capture_logs() as said:
+        spool = Spool(tmp_path)
+    assert [(entry["log_level"], sorted(entry["files"])) for entry in said] == [
+        ("warning", [".segment", "7.segment", "foo.segment"])
+    ]
+    await spool.append(record := an_operation())
+    assert await everything(spool) == [record]
+    assert [path.read_bytes() for path in foreign] == [b"not ours"] * 3
+    await spool.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"has.a.dot", b"\0" * 32])
+async def test_a_place_that_cannot_be_read_is_replaced_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    (tmp_path / "place").write_bytes(damage)
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with capture_logs() as said:
+        spool = Spool(tmp_path)
+    place = spool.replica.partition(".")[0]
+    assert synced == [tmp_path / "place.new", tmp_path]
+    assert [(entry["event"], entry["new"]) for entry in said] == [("spool_place_replaced", place)]
+    assert "not freed" in said[0]["consequence"]
+    await spool.close()
+    with capture_logs() as said:
+        spool = Spool(tmp_path)
+    assert spool.replica.partition(".")[0] == place and said == []
+    await spool.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
