@@ -30,7 +30,7 @@ PARTITION_DAYS_AHEAD = 7
 PARTITION_EVERY_SECONDS = 3600.0
 
 _SQLSTATE_OF_THE_DATA = ("22", "23")
-"""Error classes that another try cannot cure: data exception, integrity violation."""
+"""Error classes of bad data: data exception, integrity violation."""
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +70,8 @@ class Ledger:
         """Copy all that is spooled by now; return how many operations were new. Safe to repeat and to cut off anywhere.
 
         Raises database errors as they come (what was not copied stays spooled) and SpoolError. A record that the
-        database can never take is set aside by the spool and does not hold up the rest.
+        database can never take is set aside by the spool and does not hold up the rest; its hold is settled all the
+        same.
         """
         copied = 0
         async with self._turn:
@@ -130,14 +131,28 @@ class Ledger:
         try:
             return await self._insert(records)
         except DBAPIError as error:
-            state = getattr(error.orig, "sqlstate", None) or ""
-            if not state.startswith(_SQLSTATE_OF_THE_DATA):
+            if not _data_is_at_fault(error):
                 raise
             if len(records) == 1:
+                await self._settle_refused(records[0])
                 refused.append((f"refused by the database: {error.orig}", encode(records[0]).rstrip(b"\n")))
                 return 0
         middle = len(records) // 2
         return await self._store(records[:middle], refused) + await self._store(records[middle:], refused)
+
+    async def _settle_refused(self, record: OperationRecord) -> None:
+        """End the hold of a record that cannot be stored: its budgets count the charge, since the call was made.
+
+        A charge that no window can take frees the hold. Once ended there is no hold, so doing it twice does no harm.
+        """
+        try:
+            async with self._engine.begin() as conn:
+                await holds.settle(conn, {record.id: record.billed})
+        except DBAPIError as error:
+            if not _data_is_at_fault(error):
+                raise
+            async with self._engine.begin() as conn:
+                await holds.release(conn, [record.id])
 
     async def _insert(self, records: Sequence[OperationRecord]) -> int:
         async with self._engine.begin() as conn:
@@ -151,6 +166,11 @@ class Ledger:
             # Last, so that the windows that admission needs are locked as shortly as can be.
             await holds.settle(conn, {record.id: record.billed for record in inserted.values()})
         return len(new)
+
+
+def _data_is_at_fault(error: DBAPIError) -> bool:
+    """Whether another try cannot cure it."""
+    return (getattr(error.orig, "sqlstate", None) or "").startswith(_SQLSTATE_OF_THE_DATA)
 
 
 def _attempt_rows(record: OperationRecord) -> Iterator[dict[str, Any]]:

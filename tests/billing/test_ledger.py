@@ -161,6 +161,26 @@ async def test_what_the_database_can_never_take_is_set_aside(engine: AsyncEngine
     assert entry["line"].encode() + b"\n" == encode(bad)
 
 
+@pytest.mark.parametrize(("billed", "settled"), [("1.5", "1.5"), (None, "0"), ("1E+131080", "0")])
+async def test_what_is_set_aside_holds_nothing(
+    engine: AsyncEngine, spool: Spool, billed: str | None, settled: str
+) -> None:
+    """Its charge counts, except one that no NUMERIC can hold."""
+    scopes = await key_budget(engine)
+    bad = an_operation(
+        billed=None if billed is None else Decimal(billed),
+        attempts=[an_attempt(tokens=TokenClasses(output_text=2**63))],
+    )
+    await Budgets(engine, spool.replica, "USD").admit(bad.id, scopes, Decimal(4))
+    copier = Ledger(engine, spool)
+    for _ in range(2):  # as after a crash between the settlement and the discard
+        await spool.append(bad)
+        assert await copier.drain() == 0
+    assert await spent(engine) == (Decimal(0), Decimal(settled))
+    assert await rows(engine, text("SELECT * FROM hold")) == []
+    assert spool.depth == 0
+
+
 async def test_a_crash_before_the_record_frees_its_hold_and_one_after_does_not(
     engine: AsyncEngine, tmp_path: Path
 ) -> None:
