@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 import uvicorn
+from pydantic import SecretStr
 
 from billing.spool import SpoolError
 from gateway.app import create_app
+from gateway.connect import DatabaseUnavailableError, asyncpg_url
 from gateway.server import config as server_config
 from gateway.settings import ConfigurationError, Settings
 from gateway.telemetry import configure_logs
@@ -22,15 +24,21 @@ def serve(
     """Serve the gateway until SIGTERM or Ctrl-C."""
     configure_logs()
     try:
-        settings = Settings.load(config)
+        settings = _for_asyncpg(Settings.load(config))
         listener = _listen(host, port)
         app = create_app(settings)
-    except (ConfigurationError, SpoolError, OSError) as error:
+    except (ConfigurationError, DatabaseUnavailableError, SpoolError, OSError) as error:
         typer.echo(f"farthing gateway: {error}", err=True)
         raise typer.Exit(1) from None
     address = f"http://{host}:{listener.getsockname()[1]}"
     typer.echo(f"gateway listens on {address}", err=True)
     uvicorn.Server(server_config(app, settings)).run(sockets=[listener])
+
+
+def _for_asyncpg(settings: Settings) -> Settings:
+    """The same settings with the database's address as SQLAlchemy wants it, however it was written."""
+    url = asyncpg_url(settings.database_url.get_secret_value())
+    return settings.model_copy(update={"database_url": SecretStr(url.render_as_string(hide_password=False))})
 
 
 def _listen(host: str, port: int) -> socket.socket:

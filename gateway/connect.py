@@ -15,12 +15,16 @@ class DatabaseUnavailableError(RuntimeError):
 
 
 def asyncpg_url(address: str) -> URL:
-    """SQLAlchemy's URL for `postgresql://…` (or `postgres://…`) as psql and hosting companies write it."""
+    """SQLAlchemy's URL for `postgresql://…` (or `postgres://…`) as psql and hosting companies write it.
+
+    Raises DatabaseUnavailableError when it is none.
+    """
     try:
         url = make_url(address)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
+        shown = address.rpartition("@")[2]  # what stands before it may be a password
         raise DatabaseUnavailableError(
-            f"{address!r} is not a database URL; write it like postgresql://user:password@host:5432/name"
+            f"{shown!r} is not a database URL; write it like postgresql://user:password@host:5432/name"
         ) from None
     if url.get_backend_name() not in ("postgresql", "postgres"):
         raise DatabaseUnavailableError(f"Farthing needs PostgreSQL, and {url.render_as_string()} is something else")

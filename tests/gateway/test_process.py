@@ -153,6 +153,23 @@ async def test_streams_longer_than_the_grace_time_are_cut_and_recorded(
     assert row["attempts"][0]["output_text"] > 10
 
 
+@pytest.mark.parametrize("scheme", ["postgresql://", "postgres://"])
+async def test_the_database_as_up_json_and_hosting_companies_write_it(
+    launcher: Launcher, client: Gateway, port: int, scheme: str
+) -> None:
+    launcher.environment["FARTHING_DATABASE_URL"] = launcher.environment["FARTHING_DATABASE_URL"].replace(
+        "postgresql+asyncpg://", scheme
+    )
+    async with launcher.running(port):
+        assert (await client.chat()).status_code == 200
+        await client.rows(1)
+
+
+async def test_a_database_that_is_none(launcher: Launcher, port: int) -> None:
+    launcher.environment["FARTHING_DATABASE_URL"] = "sqlite:///x"
+    assert "needs PostgreSQL" in await launcher.failure(port)
+
+
 async def test_a_port_in_use(launcher: Launcher, port: int) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
