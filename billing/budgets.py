@@ -1,5 +1,6 @@
 """Budgets: how much a scope may spend in a window. Taking money out of them is `billing.leases`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -17,6 +18,10 @@ from billing.tables import budget, budget_window
 from billing.windows import Window, window_bounds, zone
 
 ScopeKind = Literal["org", "team", "user", "key", "tag", "model"]
+
+LARGEST_LIMIT = Decimal(10**15)
+SMALLEST_DIGIT = -18
+"""Power of ten of the last decimal that a limit may have."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +64,22 @@ async def set_budget(
     """Make the scope's budget for this kind of window, or change the one there is; return its id.
 
     A call is counted in the budgets that its scopes had when it was admitted. A new time zone starts a new window,
-    with nothing spent. Raises ValueError on an unknown scope kind, window or zone, on a bad limit, and on another
-    currency than the budget already has: what its window has counted is in the old one.
+    with nothing spent. Raises ValueError on an unknown scope kind, window or zone, on a bad limit, on a currency that
+    is not three capital letters, and on another one than the budget already has: what its window has counted is in the
+    old one.
     """
     if scope_kind not in get_args(ScopeKind):
         raise ValueError(f"{scope_kind!r} is not a scope; use one of {', '.join(get_args(ScopeKind))}")
     if window not in get_args(Window):
         raise ValueError(f"{window!r} is not a window; use one of {', '.join(get_args(Window))}")
     refuse_bad_money(limit=limit)
+    _, digits, exponent = limit.as_tuple()
+    if limit >= LARGEST_LIMIT or (any(digits) and int(exponent) < SMALLEST_DIGIT):
+        raise ValueError(
+            f"limit is {limit}: it must be below {LARGEST_LIMIT:f}, with {-SMALLEST_DIGIT} decimals at most"
+        )
+    if not re.fullmatch("[A-Z]{3}", currency):
+        raise ValueError(f"{currency!r} is not a currency; use its three capital letters, like USD")
     zone(time_zone)
     terms = {"limit_amount": limit, "currency": currency, "time_zone": time_zone, "hard": hard}
     key = {"scope_kind": scope_kind, "scope_id": str(scope_id), "window": window}

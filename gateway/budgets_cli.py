@@ -56,7 +56,7 @@ def set_(
         return charged_in
 
     charged_in = in_database(work, database_url, data_dir)
-    typer.echo(f"{kind} {which}: {amount} {charged_in}, window {window}")
+    typer.echo(f"{kind} {which}: {amount:f} {charged_in}, window {window}")
 
 
 @app.command("list")

@@ -22,7 +22,7 @@ def create(
     org: Annotated[str, typer.Option(help="Organisation, made if there is none of that name.")] = "default",
     team: Annotated[str | None, typer.Option(help="Team, likewise.")] = None,
     user: Annotated[str | None, typer.Option(help="User, likewise.")] = None,
-    days: Annotated[int | None, typer.Option(min=1, help="Days until it expires (default: never).")] = None,
+    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires (default: never).")] = None,
     as_json: Json = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,

@@ -56,6 +56,7 @@ def test_help_imports_nothing_heavy() -> None:
     [
         (["keys", "list", "--data-dir", "/nowhere"], "/nowhere has no up.json"),
         (["keys", "list", "--database-url", "nonsense"], "'nonsense' is not a database URL"),
+        (["keys", "list", "--database-url", "postgresql://me:hidden@host:port/x"], "'host:port/x' is not a database"),
         (["keys", "list", "--database-url", "sqlite:///x"], "needs PostgreSQL"),
         (["keys", "list", "--database-url", "postgresql://127.0.0.1:1/x"], "cannot connect to"),
         (["keys", "list", "--database-url", "postgresql://me:hidden@127.0.0.1:1/x"], "me:***@127.0.0.1:1"),
@@ -70,8 +71,25 @@ def test_a_bad_database_is_named_in_one_sentence(arguments: list[str], sentence:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("content", [b"models = { }", b"\xff", b'roles = "x"', b"models = 5", None])
+def test_up_with_a_configuration_it_cannot_use(content: bytes | None, tmp_path: Path) -> None:
+    config = tmp_path / "farthing.toml"
+    config.mkdir() if content is None else config.write_bytes(content)
+    result = farthing("up", "--port", "48614", "--no-engine", "--data-dir", str(tmp_path))
+    assert result.returncode == 1 and result.stdout == ""
+    assert str(config) in result.stderr and "Traceback" not in result.stderr
+    assert content is None or config.read_bytes() == content
+
+
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["up", "--port", "70000"], ["up", "--nonsense"], ["keys", "revoke", "x"]]
+    "arguments",
+    [
+        ["nonsense"],
+        ["up", "--port", "70000"],
+        ["up", "--nonsense"],
+        ["keys", "revoke", "x"],
+        ["keys", "create", "k", "--days", "99999999999"],
+    ],
 )
 def test_bad_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert farthing(*arguments).returncode == 2
@@ -112,6 +130,8 @@ class TestAdministration:
     async def test_a_budget_takes_the_currency_that_the_gateway_bills_in(self, run: Any, database_url: str) -> None:
         unknown = run("budgets", "set", "model", "m", "1")
         assert unknown.returncode == 1 and "no prices yet; start the gateway once" in unknown.stderr
+        nonsense = run("budgets", "set", "model", "early", "1", "--currency", "usd!")
+        assert nonsense.returncode == 1 and "three capital letters" in nonsense.stderr
         assert run("budgets", "set", "model", "early", "1", "--currency", "USD").returncode == 0
         await give_prices(database_url, "EUR")
         assert run("budgets", "set", "model", "m", "1").stdout == "model m: 1 EUR, window month\n"
@@ -149,6 +169,8 @@ class TestAdministration:
             (["planet", "earth", "1"], "is not a scope"),
             (["model", "small", "much"], "'much' is not an amount"),
             (["model", "small", "NaN"], "limit"),
+            (["model", "small", "1e400"], "must be below 1000000000000000"),
+            (["model", "small", "1e-400"], "18 decimals at most"),
             (["model", "small", "1", "--window", "year"], "'year' is not a window"),
             (["model", "small", "1", "--time-zone", "Mars"], "Mars"),
         ],
