@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ with warnings.catch_warnings():
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+SOCKETS = "farthing-pg-"
 
 
 class PostgresFailedError(RuntimeError):
@@ -37,7 +39,7 @@ class EmbeddedPostgres(Child):
         super().__init__("postgres", log or data_dir / "server.log", signal.SIGINT, STOP_SECONDS)
         self._data_dir = data_dir.resolve()
         self._settings = settings or {}
-        self._sockets = Path(tempfile.mkdtemp(prefix="farthing-pg-"))  # a path below data_dir can be too long for one
+        self._sockets = Path(tempfile.mkdtemp(prefix=SOCKETS))  # a path below data_dir can be too long for one
         self.url = f"postgresql+asyncpg://postgres@/postgres?host={self._sockets}"
 
     def start(self) -> None:
@@ -55,6 +57,7 @@ class EmbeddedPostgres(Child):
             owner = pwd.getpwnam(user)
             os.chown(self._sockets, owner.pw_uid, owner.pw_gid)
         self._wait_for_predecessor()
+        self._clean_up_after_predecessor()
         command: list[str | Path] = [server.bin_path / "postgres", "-D", self._data_dir, "-k", self._sockets, "-h", ""]
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]
@@ -98,6 +101,14 @@ class EmbeddedPostgres(Child):
                 if Path(f"/proc/{pid}/comm").read_text().strip() != "postgres":
                     return
                 time.sleep(0.05)
+
+    def _clean_up_after_predecessor(self) -> None:
+        """Remove the socket folder of a run that was killed; PostgreSQL keeps its last command line in a file."""
+        with contextlib.suppress(OSError):
+            words = (self._data_dir / "postmaster.opts").read_text(errors="replace")
+            for folder in re.findall(f'"-k" "([^"]*/{SOCKETS}[^"/]+)"', words):
+                if Path(folder) != self._sockets:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from gateway.connect import asyncpg_url, libpq_url, transaction
 from gateway.postgres import EmbeddedPostgres, PostgresFailedError
+from gateway.processes import Child
 
 
 async def test_data_and_address_survive_a_stop_and_a_crash(tmp_path: Path) -> None:
@@ -34,6 +35,21 @@ async def test_data_and_address_survive_a_stop_and_a_crash(tmp_path: Path) -> No
             assert (await connection.execute(text("SELECT n FROM kept"))).scalar_one() == 1
     finally:
         server.stop()
+
+
+def test_the_socket_folder_of_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
+    killed, after = EmbeddedPostgres(tmp_path / "data"), EmbeddedPostgres(tmp_path / "data")
+    left, used = (Path(server.url.partition("host=")[2]) for server in (killed, after))
+    try:
+        killed.start()
+        Child.stop(killed)  # what the kernel does for a supervisor that was killed: PostgreSQL stops, nobody tidies up
+        assert left.is_dir()
+        after.start()
+        assert not left.exists() and used.is_dir()
+    finally:
+        killed.stop()
+        after.stop()
+    assert not used.exists()
 
 
 def test_half_a_data_folder_is_made_again(tmp_path: Path) -> None:
