@@ -8,8 +8,9 @@ contain, and the mark is taken out again when the text is tokenised.
 
 import json
 import re
+import reprlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -27,6 +28,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELD_USE = r"""\bm(sg|essages?(\[[^\]]+\])?)?(\.|\.get\(['"]|\[['"]){key}\b"""
 """How a template reads a field of a message: `message.name`, `messages[0]['name']`, `msg.get("name")`, …"""
 
+MAX_DEPTH = 100
+"""Levels of objects and lists in a field; far deeper ones would exhaust the stack of whoever walks through them."""
+
 
 class ChatError(ValueError):
     """The conversation can't be turned into a prompt. `param` names the part of the request that is wrong."""
@@ -36,10 +40,13 @@ class ChatError(ValueError):
         self.param = param
 
 
-def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def render(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], check: Callable[[str], None] = lambda text: None
+) -> list[int]:
     """Prompt token ids of a conversation in the OpenAI shape, the start of the assistant's next message included.
 
-    Raises ChatError for what the template or the model can't take.
+    `check` sees the prompt's text before it is tokenised, and may raise. Raises ChatError for what the template or the
+    model can't take.
     """
     if tokenizer.chat_template is None:
         raise ChatError(
@@ -50,10 +57,9 @@ def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[
     template = tokenizer.chat_template
     plain = [_plain(message, f"messages[{i}]", template) for i, message in enumerate(messages)]
 
-    mark = f"\ufdd0{secrets.token_hex(16)}\ufdd0"
-    marked = [
-        {key: value if key == "role" else _mark(value, tokenizer, mark) for key, value in m.items()} for m in plain
-    ]
+    mark = f"\ufdd0{secrets.token_hex(8)}\ufdd0"
+    starts = _control_starts(tokenizer)
+    marked = [{key: value if key == "role" else _mark(value, starts, mark) for key, value in m.items()} for m in plain]
     try:
         text = _compile(template).render(
             messages=marked, tools=None, documents=None, add_generation_prompt=True, **tokenizer.special_tokens
@@ -61,6 +67,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[
     except (TemplateError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).replace(mark, "")
         raise ChatError(f"the model's chat template refused these messages: {reason}", "messages") from error
+    check(text.replace(mark, ""))
     try:
         ids = _encode(tokenizer, text, mark)
     except ValueError as error:
@@ -76,7 +83,7 @@ def _plain(message: Mapping[str, Any], where: str, template: str) -> dict[str, A
         raise ChatError(f"{where} must be an object with a role and a content", where)
     role = message.get("role")
     if role not in ROLES:
-        raise ChatError(f"{where}.role is {role!r}; it must be one of {', '.join(ROLES)}", f"{where}.role")
+        raise ChatError(f"{where}.role is {reprlib.repr(role)}; it must be one of {', '.join(ROLES)}", f"{where}.role")
     if role == "developer" and role not in template:
         role = "system"  # what the role was called before it was renamed
     plain: dict[str, Any] = {"role": role}
@@ -85,10 +92,14 @@ def _plain(message: Mapping[str, Any], where: str, template: str) -> dict[str, A
         if key in plain or value in (None, [], {}):
             continue
         # A tool's answer must name its call; most templates tell by the order, so that the id alone is not in them.
-        if key != "tool_call_id" and not re.search(FIELD_USE.format(key=re.escape(key)), template):
+        # A name as long as a body is no pattern to compile: first see that the template has it at all.
+        if key != "tool_call_id" and (
+            key not in template or not re.search(FIELD_USE.format(key=re.escape(key)), template)
+        ):
             raise ChatError(
                 f"{where}.{key} is not supported: this model's chat template has no place for it", f"{where}.{key}"
             )
+        _check_depth(value, f"{where}.{key}")
         plain[key] = _tool_calls(value, f"{where}.{key}") if key == "tool_calls" else value
     return plain
 
@@ -106,7 +117,8 @@ def _text(content: Any, role: str, where: str) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", None):
             raise ChatError(
-                f"{where}[{i}] is a part of type {kind!r}: this model takes text only", f"{where}[{i}].type"
+                f"{where}[{i}] is a part of type {reprlib.repr(kind)}: this model takes text only",
+                f"{where}[{i}].type",
             )
         if kind is None or not isinstance(part.get("text"), str):
             raise ChatError(f'{where}[{i}] must look like {{"type": "text", "text": "…"}}', f"{where}[{i}]")
@@ -117,26 +129,64 @@ def _text(content: Any, role: str, where: str) -> str:
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Tool calls with their arguments as objects: the API carries them as JSON text, templates write them as JSON."""
     try:
-        return [
+        read: list[dict[str, Any]] = [
             {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
             for call in calls
         ]
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ChatError(f"{where} must be a list of function calls whose arguments are JSON text", where) from error
+    for i, call in enumerate(read):
+        _check_depth(call["function"]["arguments"], f"{where}[{i}].function.arguments")
+    return read
 
 
-def _mark(value: Any, tokenizer: Tokenizer, mark: str) -> Any:
-    """`value` with every control token in its strings, at any depth, broken by `mark`."""
+def _check_depth(value: Any, where: str) -> None:
+    """Refuse what is nested deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, Mapping | list)
+            for item in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+        if not level:
+            return
+    raise ChatError(f"{where} has objects or lists nested more than {MAX_DEPTH} levels deep: flatten it", where)
+
+
+def _mark(value: Any, starts: re.Pattern[str], mark: str) -> Any:
+    """`value` with every control token in its strings, at any depth, broken by `mark` after its first character."""
     if isinstance(value, str):
-        while spans := list(tokenizer.control_spans(value)):  # again, for one token may hide behind another's start
-            for start, _ in reversed(spans):  # from the right, so that the spans still to come keep their places
-                value = value[: start + 1] + mark + value[start + 1 :]
-        return value
+        return starts.sub(lambda start: start[0] + mark, value)
     if isinstance(value, Mapping):
-        return {_mark(key, tokenizer, mark): _mark(item, tokenizer, mark) for key, item in value.items()}
+        return {_mark(key, starts, mark): _mark(item, starts, mark) for key, item in value.items()}
     if isinstance(value, list):
-        return [_mark(item, tokenizer, mark) for item in value]
+        return [_mark(item, starts, mark) for item in value]
     return value
+
+
+@lru_cache(maxsize=16)
+def _control_starts(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Matches the first character of every control token in a text, also of one that begins inside another."""
+    tails: dict[str, list[str]] = {}
+    for name in tokenizer.control_tokens:
+        tails.setdefault(name[0], []).append(name[1:])
+    return re.compile("|".join(f"{re.escape(first)}(?={_begin(rest)})" for first, rest in tails.items()) or r"(?!)")
+
+
+def _begin(names: Iterable[str]) -> str:
+    """Pattern for a text that begins with one of the names: a tree of their characters, so that each is read once.
+
+    A plain list of names would be tried name by name; Gemma has 6,249.
+    """
+    tails: dict[str, list[str]] = {}
+    for name in names:
+        if not name:
+            return ""
+        tails.setdefault(name[0], []).append(name[1:])
+    branches = [re.escape(first) + _begin(rest) for first, rest in tails.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 def _encode(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:

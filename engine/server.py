@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from engine.api_request import (
 )
 from engine.chat import ChatError, render
 from engine.errors import ApiError, bad_request
-from engine.front import Front
+from engine.front import Front, check_text
 from engine.hosted import HostedModel
 from engine.metrics import CoreCollector
 from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
@@ -72,7 +73,10 @@ async def completions(request: HttpRequest, front: NamedDependency[Front]) -> AS
 
 @post("/tokenize")
 async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Response[bytes]:
-    """Counts a prompt, or a conversation as the chat endpoint would send it to the model."""
+    """Counts a prompt, or a conversation as the chat endpoint would send it to the model.
+
+    One that is far too long for the model is refused with 400 instead, as it would be there.
+    """
     body = decode(await _read_body(request), TokenizeRequest)
     model = front.model(body.model)
     if isinstance(body.messages, list) == isinstance(body.prompt, str):
@@ -134,12 +138,13 @@ def _generate(
 
 async def _render(model: HostedModel, messages: list[dict[str, Any]]) -> list[int]:
     try:
-        return await asyncio.to_thread(render, model.tokenizer, messages)
+        return await asyncio.to_thread(render, model.tokenizer, messages, partial(check_text, model))
     except ChatError as error:
         raise bad_request(str(error), error.param) from error
 
 
 async def _encode(model: HostedModel, text: str) -> list[int]:
+    await asyncio.to_thread(check_text, model, text)
     return await asyncio.to_thread(model.tokenizer.encode, text, add_special=True)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from engine.hosted import HostedModel
 from engine.server import MAX_BODY
+from engine.tokenizer import Tokenizer
 from tests.engine.fake_model import expected_text, fake_model
 from tests.engine.serving import serving
 
@@ -229,6 +231,49 @@ def test_bad_prompts_are_refused_with_numbers(http: httpx.Client, body, param, s
     reply = http.post("/v1/completions", json=body)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param
     assert says in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("piece", ["x", "<eos>", "<", "▁"])
+def test_a_prompt_far_too_long_is_refused_before_it_is_tokenised(http: httpx.Client, monkeypatch, piece: str) -> None:
+    def tokenise(*_: object, **__: object) -> list[int]:
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(Tokenizer, "_encode", tokenise)
+    prompt = piece * (7_000_000 // len(piece.encode()))
+    messages = [{"role": "user", "content": prompt}]
+    bodies = [
+        ("/v1/completions", {**TEXT, "prompt": prompt}),
+        ("/v1/chat/completions", {**CHAT, "messages": messages}),
+        ("/tokenize", {**TEXT, "prompt": prompt}),
+        ("/tokenize", {"model": "fake", "messages": messages}),
+    ]
+    for path, body in bodies:
+        begun = time.monotonic()
+        reply = http.post(path, content=json.dumps(body, ensure_ascii=False).encode())
+        assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded"
+        found = re.fullmatch(
+            r"The prompt has at least (\d+) tokens, but fake has a context of 400 tokens .*: shorten the prompt\.",
+            reply.json()["error"]["message"],
+        )
+        # The longest token of this vocabulary is `<eos>`, and `▁` may stand for a space of one byte.
+        size = len(prompt.replace("▁", " "))
+        assert found and size // 5 <= int(found[1]) <= size // 5 + 3
+        assert time.monotonic() - begun < 10
+
+
+def test_tokenize_still_counts_what_is_only_a_little_too_long(http: httpx.Client) -> None:
+    reply = http.post("/tokenize", json={"model": "fake", "prompt": "x" * 1000})
+    assert (reply.status_code, reply.json()["count"]) == (200, 1000)
+
+
+def test_arguments_nested_too_deeply_are_refused_by_name(http: httpx.Client, model, monkeypatch) -> None:
+    template = "{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}"
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    function = {"name": "f", "arguments": "[" * 900 + "]" * 900}
+    call = {"id": "1", "type": "function", "function": function}
+    reply = http.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "messages[0].tool_calls[0].function.arguments"
 
 
 @pytest.mark.parametrize(
