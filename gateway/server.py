@@ -72,5 +72,6 @@ def config(app: Litestar, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # anybody can send X-Forwarded-For; the sign-in's brake counts by address
         timeout_graceful_shutdown=round(settings.limits.grace_seconds),
     )
