@@ -17,6 +17,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """
     pending = bytearray()
     data: list[bytes] = []
+    size = 0
     async for chunk in chunks:
         pending += chunk
         if b"\n" not in chunk:
@@ -28,7 +29,10 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for raw in lines:
             line = raw.removesuffix(b"\r")
             if line.startswith(b"data:"):
+                size += len(line)
+                if size > MAX_EVENT_BYTES:
+                    raise EventTooLargeError
                 data.append(line[5:].removeprefix(b" "))
             elif not line and data:
                 yield b"\n".join(data)
-                data = []
+                data, size = [], 0

@@ -7,6 +7,9 @@ from typing import Protocol
 
 import httpx
 
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""Larger than any whole chat answer; what an upstream sends beyond it is not kept in memory."""
+
 
 class UnreachableError(Exception):
     """No connection could be made: nothing was sent, so trying again is always safe."""
@@ -32,7 +35,7 @@ class Reply(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """The whole body. Raises BrokenError."""
+        """The whole body, at most MAX_REPLY_BYTES. Raises BrokenError."""
         ...
 
     async def drain(self, seconds: float) -> None:
@@ -73,7 +76,12 @@ class HttpxReply:
             raise BrokenError(_words(error)) from error
 
     async def read(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+        body = bytearray()
+        async for chunk in self.chunks():
+            body += chunk
+            if len(body) > MAX_REPLY_BYTES:
+                raise BrokenError(f"it sent more than {MAX_REPLY_BYTES} bytes")
+        return bytes(body)
 
     async def drain(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError, BrokenError):

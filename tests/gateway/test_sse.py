@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstreams.sse import events
+from gateway.upstreams import sse
+from gateway.upstreams.sse import EventTooLargeError, events
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))
 
@@ -29,3 +31,20 @@ async def test_an_event_without_its_end_is_dropped() -> None:
 
 async def test_lines_of_one_event_are_joined() -> None:
     assert [event async for event in events(cut(b"data: a\ndata:b\n\n", []))] == [b"a\nb"]
+
+
+@pytest.mark.parametrize("piece", [b"x", b"data: x\n", b"data:\n"], ids=["one line", "many lines", "empty lines"])
+async def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, piece: bytes) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(2000):
+            yield piece
+
+    with pytest.raises(EventTooLargeError):
+        assert [event async for event in events(endless())] == []
+
+
+async def test_many_events_are_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
+    assert len([event async for event in events(cut(b"data: abc\n\n" * 1000, [5000]))]) == 1000
