@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation, Overflow
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation, Overflow
 
 from billing.prices import Price
 from billing.records import TOKEN_CLASSES, TokenClasses
@@ -18,6 +18,9 @@ DEVICE_COST_QUANTUM = Decimal("1E-18")
 
 # Far more digits than a price times a token count has; a result that would still not fit raises instead of rounding.
 _EXACT = Context(prec=400, traps=[Inexact, InvalidOperation, Overflow])
+_UP = Context(prec=400, rounding=ROUND_CEILING, traps=[InvalidOperation, Overflow])
+_DOWN = Context(prec=400, rounding=ROUND_FLOOR, traps=[InvalidOperation, Overflow])
+"""For bounds of what somebody else wrote, which may be any number: a bound that is a little wider still is one."""
 _ROUNDING = Context(prec=400, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow])
 _PER_MILLION = -6
 _SECONDS_AN_HOUR = Decimal(3_600)
@@ -75,24 +78,25 @@ def worst_case(price: Price | None, prompt_tokens: int, max_output: int) -> Deci
         rate = _dearest(price, names)
         if count and rate is None:
             return None
-        parts.append(_EXACT.multiply(rate, Decimal(count)) if count and rate is not None else Decimal(0))
-    return _EXACT.scaleb(_EXACT.add(*parts), _PER_MILLION)
+        parts.append(_UP.multiply(rate, Decimal(count)) if count and rate is not None else Decimal(0))
+    return _UP.scaleb(_UP.add(*parts), _PER_MILLION)
 
 
 def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decimal) -> int:
     """The largest output whose `worst_case` fits in `remaining`.
 
-    0 also when even the prompt does not fit or a price is missing; UNLIMITED_OUTPUT when output is free.
+    0 also when even the prompt does not fit or a price is missing; UNLIMITED_OUTPUT when output is free or `remaining`
+    has no end that matters.
     """
     prompt = worst_case(price, prompt_tokens, 0)
     rate = _dearest(price, OUTPUT_CLASSES)
     if prompt is None or rate is None or prompt > remaining:
         return 0
-    if rate == 0:
+    most = worst_case(price, prompt_tokens, UNLIMITED_OUTPUT)
+    if most is None or remaining >= most:
         return UNLIMITED_OUTPUT
-    millionths = _EXACT.scaleb(_EXACT.subtract(remaining, prompt), -_PER_MILLION)
-    quotient = _ROUNDING.divide_int(millionths, rate)
-    return min(int(quotient.to_integral_value(ROUND_FLOOR)), UNLIMITED_OUTPUT)
+    millionths = _DOWN.scaleb(_DOWN.subtract(remaining, prompt), -_PER_MILLION)
+    return int(_DOWN.divide_int(millionths, rate))
 
 
 def _dearest(price: Price | None, names: Iterable[str]) -> Decimal | None:

@@ -101,6 +101,18 @@ def test_the_affordable_output_fits_and_one_more_does_not(price: Price, prompt: 
         assert must(worst_case(price, prompt, output)) <= remaining < must(worst_case(price, prompt, output + 1))
 
 
+@pytest.mark.parametrize("limit", [Decimal("1e400"), Decimal("9" * 500), Decimal("3." + "1" * 500)])
+def test_limits_of_any_size_can_be_compared(limit: Decimal) -> None:
+    price = price_of(**dict.fromkeys(TOKEN_CLASSES, Decimal(1)))
+    assert affordable_output(price, 1, limit) == (UNLIMITED_OUTPUT if limit > 10 else 3_111_110)
+
+
+def test_a_worst_case_of_any_size_is_an_upper_bound() -> None:
+    price = price_of(**dict.fromkeys(TOKEN_CLASSES, Decimal("3.3")))
+    count = int("7" * 1000)
+    assert Fraction(must(worst_case(price, 0, count))) >= Fraction(Decimal("3.3")) * count / 1_000_000
+
+
 def test_a_call_without_an_upper_bound_has_no_worst_case() -> None:
     price = price_of(input_fresh=Decimal(1), input_cache_write=Decimal(1), output_text=Decimal(1))
     assert worst_case(price, 1, 0) is None  # a cached token would have no price

@@ -168,3 +168,11 @@ async def test_a_caller_that_leaves_settles_what_it_was_sent(gateway: Gateway, u
     row = await gateway.row()
     assert row["status"] == "client_closed"
     assert await windows(gateway) == (0, row["billed"] * 1_000_000, 0)
+
+
+@pytest.mark.parametrize("model", ["tiny", "hosted"])
+async def test_a_limit_of_any_size_is_judged(gateway: Gateway, model: str) -> None:
+    await limit(gateway, 10_000)
+    answer = await gateway.chat(model=model, max_tokens=int("7" * 1000))
+    assert answer.status_code == 402
+    assert await settled(gateway, 1) == (0, 0, 0)
