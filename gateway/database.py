@@ -14,6 +14,9 @@ from gateway.errors import unavailable
 SECONDS = 3.0
 """Longest wait for the database within one step of a request."""
 
+AWAY_SQLSTATES = ("08", "57P01", "57P02", "57P03", "53300")
+"""Connection exception, server shut down (by its operator or a crash), server starting up, too many connections."""
+
 
 def connect(url: str) -> AsyncEngine:
     """A pool that checks a connection before handing it out, so a restarted server costs no request."""
@@ -28,14 +31,19 @@ async def reachable() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(SECONDS):
             yield
-    except DBAPIError as error:
+    except (OSError, PoolTimeoutError) as error:
+        raise unavailable("The ledger's database is away.") from error
+    except (DBAPIError, asyncpg.PostgresError) as error:
         if not is_away(error):
             raise
         raise unavailable("The ledger's database is away.") from error
-    except (OSError, PoolTimeoutError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError) as error:
-        raise unavailable("The ledger's database is away.") from error
 
 
-def is_away(error: DBAPIError) -> bool:
-    """Whether the connection is what failed, not the statement."""
-    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+def is_away(error: DBAPIError | asyncpg.PostgresError) -> bool:
+    """Whether the connection or the server is what failed, not the statement."""
+    cause: object = error
+    if isinstance(error, DBAPIError):
+        if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
+            return True
+        cause = error.orig
+    return str(getattr(cause, "sqlstate", "")).startswith(AWAY_SQLSTATES)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.settings import Settings
@@ -26,6 +27,8 @@ class Wire:
         self._real = urllib.parse.unquote(place) + "/.s.PGSQL.5432"
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self.refusing: tuple[str, str] | None = None
+        """SQLSTATE and words that a new connection is answered with, as the server does while it starts."""
 
     async def mend(self) -> None:
         self._server = await asyncio.start_unix_server(self._join, self._path)
@@ -39,6 +42,13 @@ class Wire:
             self._server = None
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing is not None:
+            await reader.read(1000)
+            state, words = self.refusing
+            fields = f"SFATAL\0VFATAL\0C{state}\0M{words}\0\0".encode()
+            writer.write(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+            writer.close()
+            return
         back_reader, back_writer = await asyncio.open_unix_connection(self._real)
         pair = {writer, back_writer}
         self._open |= pair
@@ -81,6 +91,30 @@ async def test_away_and_back(settings: dict[str, Any], tmp_path: Path) -> None:
         wrong = await gateway.http.get("/v1/models", headers={"authorization": "Bearer fk-unknown"})
         assert wrong.status_code == 503, "nobody is told that a key is wrong while nobody can know"
         await wire.mend()
+        assert (await gateway.chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("57P03", "the database system is starting up"),
+        ("57P01", "terminating connection due to administrator command"),
+        ("53300", "sorry, too many clients already"),
+    ],
+)
+async def test_a_server_that_turns_everybody_away(
+    settings: dict[str, Any], tmp_path: Path, state: str, words: str
+) -> None:
+    async with cuttable(settings, tmp_path) as (gateway, wire):
+        await wire.cut()
+        wire.refusing = (state, words)
+        await wire.mend()
+        await asyncio.sleep(0.1)
+        answer = await gateway.chat()
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        ready = await gateway.http.get("/health/ready")
+        assert (ready.status_code, ready.json()["reasons"]["database"]) == (503, "does not answer")
+        wire.refusing = None
         assert (await gateway.chat()).status_code == 200
 
 
