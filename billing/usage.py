@@ -2,6 +2,9 @@
 
 from billing.records import TokenClasses
 
+MOST_TOKENS = 10**18
+"""A larger count reads as this. The ledger holds it in a bigint, and so it does the sum of the five classes."""
+
 
 def token_classes(
     prompt_tokens: int,
@@ -15,7 +18,8 @@ def token_classes(
     """Split reported counts, of which cached and written are inside the prompt and reasoning inside the completion.
 
     Returns the classes and what was inconsistent, or None. A count that cannot be right earns no discount: a negative
-    one reads as 0, and where the parts exceed their whole, the whole is taken as fresh input (or plain output).
+    one reads as 0, an absurdly large one as MOST_TOKENS, and where the parts exceed their whole, the whole is taken as
+    fresh input (or plain output).
     """
     wrong = []
     counts = {
@@ -25,9 +29,11 @@ def token_classes(
         "cache_write_tokens": cache_write_tokens,
         "reasoning_tokens": reasoning_tokens,
     }
-    wrong += [f"{name} is {count}" for name, count in counts.items() if count < 0]
-    prompt, completion, cached, written, reasoning = (max(count, 0) for count in counts.values())
+    wrong += [f"{name} is {max(count, -MOST_TOKENS)}" for name, count in counts.items() if count < 0]
+    wrong += [f"{name} is more than {MOST_TOKENS}" for name, count in counts.items() if count > MOST_TOKENS]
+    prompt, completion, cached, written, reasoning = (min(max(count, 0), MOST_TOKENS) for count in counts.values())
     if total_tokens is not None and total_tokens != prompt + completion:
+        total_tokens = min(max(total_tokens, -MOST_TOKENS), 2 * MOST_TOKENS)
         wrong.append(f"total_tokens is {total_tokens}, its parts are {prompt} + {completion}")
     if cached + written > prompt:
         wrong.append(f"cached_tokens {cached} + cache_write_tokens {written} exceed prompt_tokens {prompt}")

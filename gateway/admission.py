@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 
+import structlog
+
 from billing.budgets import ScopeKind
 from billing.charge import affordable_output, worst_case
 from billing.leases import BudgetError, BudgetExhausted, Budgets, OtherCurrencyError, UnpricedError
@@ -14,6 +16,8 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
 from gateway.operation import Operation
 from gateway.upstreams.upstream import PromptSize
+
+log = structlog.get_logger()
 
 TRIES = 3
 """A call without max_tokens is sized to what is left; when others took it meanwhile, it is sized again so often."""
@@ -54,6 +58,13 @@ class Admission:
                     raise
             remaining = await self._remaining(scopes) or Decimal(0)
         raise AssertionError("the last try returns or raises")
+
+    async def release(self, operation: Operation) -> None:
+        """Free the hold of an operation that will never have a row; at the next admission if the database is away."""
+        try:
+            await self._budgets.release(operation.id)
+        except Exception as error:  # its caller has a failure of its own to tell
+            log.warning("hold not released yet", operation=str(operation.id), reason=repr(error))
 
     async def _remaining(self, scopes: dict[ScopeKind, str]) -> Decimal | None:
         with _refusals():

@@ -81,7 +81,7 @@ class Dispatcher:
         assert operation.principal is not None
         broken = 0
         while True:
-            attempt = Attempt(len(operation.attempts) + 1, upstream.name, model)
+            attempt = Attempt(len(operation.attempts) + 1, upstream.name, model, upstream.is_engine)
             operation.attempts.append(attempt)
             operation.flight = Flight(upstream, f"{operation.id}.{attempt.number}")
             try:
@@ -106,6 +106,12 @@ class Dispatcher:
                 return reply
             attempt.refused = True
             failure = _reply_error(upstream, reply, await _read_error(reply))
+            if reply.status == 503 and upstream.is_engine:  # it loads its models: as good as unreachable
+                operation.attempts.pop()
+                operation.flight = None
+                if not await patience.wait():
+                    raise failure
+                continue
             attempt.end(failure.outcome, failure.message)
             if reply.status != 503 or not await patience.wait():
                 raise failure

@@ -13,7 +13,7 @@ from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses
 from engine.protocol import Account
 from gateway.call import Call, storable
 from gateway.routing.router import Role
-from gateway.upstreams.frames import Usage
+from gateway.upstreams.frames import Frame, Usage
 from gateway.upstreams.upstream import Flight
 
 CLIENT_CLOSED_STATUS = 499
@@ -27,6 +27,8 @@ class Attempt:
     number: int
     upstream: str
     model: str
+    is_engine: bool
+    """Only an engine of ours is believed about what it computed (`account`)."""
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
@@ -37,10 +39,19 @@ class Attempt:
     """The upstream answered with an error before it computed anything."""
     usage: Usage | None = None
     account: Account | None = None
+    odd: str | None = None
+    """What was odd in the reported counts."""
     delivered: Usage | None = None
     """Usage as of the last frame that the caller was sent."""
     delivered_characters: int = 0
     first_token: float | None = None
+
+    def saw(self, frame: Frame) -> None:
+        """Keep what the upstream reports in this frame."""
+        self.usage = frame.usage or self.usage
+        self.odd = frame.odd or self.odd
+        if self.is_engine:
+            self.account = frame.account or self.account
 
     def end(self, status: Status, error: str | None = None) -> None:
         self.status = status
@@ -59,6 +70,13 @@ class Priced:
     cost: Decimal | None
     price_version_id: UUID | None
     cost_version_id: UUID | None
+
+    @classmethod
+    def unknown(cls) -> "Priced":
+        """Where settling failed: there is a row, and its money is not known."""
+        return cls(
+            TokenClasses(), "estimated", "it could not be settled; see the gateway's log", None, None, None, None
+        )
 
 
 @dataclass(slots=True)

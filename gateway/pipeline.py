@@ -14,6 +14,7 @@ import structlog
 
 from billing.spool import Spool, SpoolError
 from gateway.admission import Admission
+from gateway.api.health import MIN_FREE_BYTES
 from gateway.api.openai import decode_chat, error_body
 from gateway.auth import Keys
 from gateway.call import Call
@@ -31,6 +32,7 @@ from gateway.upstreams.frames import DONE
 from gateway.upstreams.transport import Reply
 
 ABORT_RETRY_SECONDS = 0.05
+FULL_RETRY_SECONDS = 30
 TAIL_SECONDS = 0.2
 """How long the end of an upstream's stream is awaited after its [DONE], to use the connection again."""
 
@@ -110,13 +112,14 @@ class Pipeline:
     async def _serve(self, operation: Operation, exchange: Exchange) -> None:
         limits = self._settings.limits
         operation.principal = await self._keys.authenticate(exchange.headers.get("authorization"))
-        if exchange.headers.get("content-encoding", "identity") != "identity":
+        if exchange.headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "unsupported_encoding", "Send the body without Content-Encoding.")
         operation.call = decode_chat(await exchange.read_body(limits.body_bytes, limits.body_seconds))
         await self._while_connected(operation, exchange, operation.call)
 
     async def _answer(self, operation: Operation, exchange: Exchange, call: Call) -> None:
         model = self._route(operation, call)
+        self._refuse_without_room()
         output_cap = await self._admit(operation, call, model)
         async with self._dispatch(operation, call, model, output_cap) as reply:
             headers = self._headers(operation)
@@ -149,6 +152,16 @@ class Pipeline:
                 raise ApiError(404, "model_not_found", text, param="model")
             span.set_attribute("farthing.model", operation.model)
             return operation.model
+
+    def _refuse_without_room(self) -> None:
+        """Raise ApiError 503 while the answer's row would not fit on the disk: nothing is computed that nobody pays."""
+        try:
+            room = self._spool.free_bytes() >= MIN_FREE_BYTES
+        except OSError as error:
+            log.critical("the spool is not there", reason=str(error))
+            room = False
+        if not room:
+            raise unavailable("The disk under the ledger has no room.", retry_after=FULL_RETRY_SECONDS)
 
     async def _admit(self, operation: Operation, call: Call, model: str) -> int | None:
         with self._tracing.tracer.start_as_current_span("admit"):
@@ -214,15 +227,21 @@ class Pipeline:
         if operation.priced is not None or operation.principal is None:
             return operation.priced or []
         with self._tracing.tracer.start_as_current_span("settle"):
-            operation.priced = self._settle(operation)
-            record = operation.record(operation.priced, self._settings.currency)
+            try:
+                operation.priced = self._settle(operation)
+                record = operation.record(operation.priced, self._settings.currency)
+            except Exception:  # whatever it is, the request has a row and its hold ends
+                log.exception("settling failed", operation=str(operation.id))
+                operation.priced = [Priced.unknown() for _ in operation.attempts]
+                record = operation.record(operation.priced, self._settings.currency)
             self._metrics.observe(record)
             log.info("operation", id=str(record.id), status=record.status, model=record.model, http=record.http_status)
             try:
                 await self._spool.append(record)
             except SpoolError as error:
                 log.critical("operation not recorded", operation=str(operation.id), reason=str(error))
-                raise unavailable("The ledger cannot record this request.", retry_after=30) from error
+                await self._admission.release(operation)
+                raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
             return operation.priced
 
     async def _record_end(self, operation: Operation) -> None:
@@ -235,10 +254,7 @@ class Pipeline:
             return []
         assert operation.call is not None
         call, book = operation.call, self._prices.book()
-        return [
-            price_attempt(attempt, call, book, self._dispatcher.upstream_of(attempt.model).is_engine)
-            for attempt in operation.attempts
-        ]
+        return [price_attempt(attempt, call, book) for attempt in operation.attempts]
 
     def _headers(self, operation: Operation) -> dict[str, str]:
         headers = {"x-farthing-trace-id": str(operation.id)}

@@ -35,8 +35,7 @@ async def relay_whole(
         attempt.end("upstream_error", str(error))
         text = f"The upstream {attempt.upstream} failed before its answer was complete: {error}."
         raise ApiError(502, "upstream_error", text, outcome="upstream_error") from error
-    attempt.usage = frame.usage
-    attempt.account = frame.account
+    attempt.saw(frame)
     operation.finish_reason = frame.finish_reason
     if exchange.gone:
         return
@@ -94,8 +93,7 @@ class StreamRelay:
         return None if self._held else "its stream ended in the middle of the answer"
 
     async def _take(self, frame: Frame) -> None:
-        self._attempt.usage = frame.usage or self._attempt.usage
-        self._attempt.account = frame.account or self._attempt.account
+        self._attempt.saw(frame)
         if frame.finish_reason is not None:
             self._operation.finish_reason = frame.finish_reason
             self._held.append(frame)

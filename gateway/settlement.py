@@ -20,14 +20,14 @@ from gateway.upstreams.frames import Usage
 CHARACTERS_PER_TOKEN = 4
 
 
-def price_attempt(attempt: Attempt, call: Call, book: PriceBook, is_engine: bool) -> Priced:
-    tokens, source, flag = count(attempt, call, is_engine)
+def price_attempt(attempt: Attempt, call: Call, book: PriceBook) -> Priced:
+    tokens, source, flag = count(attempt, call)
     sale = book.sale(attempt.model)
     cost_price = book.cost(attempt.model, attempt.upstream)
     cost: Decimal | None = None
     if attempt.refused:
         cost = Decimal(0)
-    elif cost_price is not None and is_engine:
+    elif cost_price is not None and attempt.is_engine:
         seconds = _device_seconds(attempt.account)
         cost = None if seconds is None else device_cost(cost_price, seconds)
     elif cost_price is not None:
@@ -43,9 +43,9 @@ def price_attempt(attempt: Attempt, call: Call, book: PriceBook, is_engine: bool
     )
 
 
-def count(attempt: Attempt, call: Call, is_engine: bool) -> tuple[TokenClasses, UsageSource, str | None]:
+def count(attempt: Attempt, call: Call) -> tuple[TokenClasses, UsageSource, str | None]:
     """The attempt's billable tokens, who counted them, and what was inconsistent in the count, if anything."""
-    source: UsageSource = "engine" if is_engine else "upstream"
+    source: UsageSource = "engine" if attempt.is_engine else "upstream"
     if attempt.refused:
         return TokenClasses(), source, None
     if attempt.account is not None:
@@ -53,10 +53,10 @@ def count(attempt: Attempt, call: Call, is_engine: bool) -> tuple[TokenClasses, 
     usage = attempt.delivered if attempt.status == "upstream_error" else attempt.usage
     if usage is not None:
         reported, flag = _reported(usage)
-        return _delivered(reported, attempt), source, flag
-    if attempt.delivered_characters == 0 and (is_engine or attempt.status == "upstream_error"):
-        return TokenClasses(), "estimated", None
-    return _estimate(attempt, call), "estimated", None
+        return _delivered(reported, attempt), source, "; ".join(words for words in (attempt.odd, flag) if words) or None
+    if attempt.delivered_characters == 0 and (attempt.is_engine or attempt.status == "upstream_error"):
+        return TokenClasses(), "estimated", attempt.odd
+    return _estimate(attempt, call), "estimated", attempt.odd
 
 
 def _of_account(account: Account) -> TokenClasses:
@@ -83,7 +83,7 @@ def _delivered(tokens: TokenClasses, attempt: Attempt) -> TokenClasses:
     """Cut the output down to what the caller was sent, unless it got all."""
     if attempt.status == "ok":
         return tokens
-    sent = attempt.delivered.completion_tokens if attempt.delivered else 0
+    sent = max(attempt.delivered.completion_tokens, 0) if attempt.delivered else 0
     reasoning = min(tokens.output_reasoning, sent)
     return TokenClasses(
         input_fresh=tokens.input_fresh,

@@ -3,6 +3,7 @@
 Every JSON object's top level is kept as raw text, so what we do not know passes through byte for byte.
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from engine.protocol import Account
 
 DONE = b"data: [DONE]\n\n"
 _NULL = msgspec.Raw(b"null")
+MOST_IN_ACCOUNT = 2**31 - 1
+"""No request of an engine counts or lasts so much, and the ledger's narrowest column holds it."""
+
 _NO_CHOICES = msgspec.Raw(b"[]")
 
 
@@ -30,8 +34,8 @@ class _CompletionDetails(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """`usage` as any upstream may send it: the details can be missing or null."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int
+    completion_tokens: int
     total_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
@@ -64,9 +68,25 @@ class _Facts(msgspec.Struct):
     error: Any = None
 
 
+class _OddFacts(msgspec.Struct):
+    """The same where `usage` or `farthing` is not what it should be: no reason to lose a good answer."""
+
+    choices: list[_Choice] = []
+    usage: Any = None
+    farthing: Any = None
+    error: Any = None
+
+    def facts(self) -> tuple[_Facts, str | None]:
+        """What can be read of it, and what was odd."""
+        usage, odd_usage = _odd_usage(self.usage)
+        account, odd_account = _odd_account(self.farthing)
+        odd = "; ".join(words for words in (odd_usage, odd_account) if words)
+        return _Facts(self.choices, usage, account, self.error), odd or None
+
+
 @dataclass(slots=True)
 class Frame:
-    """One frame of a stream, or a whole reply. `characters` counts the generated text in it."""
+    """One frame of a stream, or a whole reply. `characters` counts the generated text in it; `odd`: in its counts."""
 
     fields: dict[str, msgspec.Raw]
     has_choices: bool
@@ -75,12 +95,13 @@ class Frame:
     usage: Usage | None
     account: Account | None
     error: str | None
+    odd: str | None = None
 
     @classmethod
     def decode(cls, data: bytes) -> "Frame":
         """Raises MalformedError."""
         try:
-            facts = msgspec.json.decode(data, type=_Facts)
+            facts, odd = _facts(data)
             fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedError(f"it sent something that is not a chat answer: {error}") from error
@@ -93,6 +114,7 @@ class Frame:
             usage=facts.usage,
             account=facts.farthing,
             error=_error_text(facts.error),
+            odd=odd,
         )
 
     def stream_bytes(self, *, show_usage: bool, null_usage: bool) -> bytes:
@@ -110,6 +132,56 @@ class Frame:
         """A whole reply for the caller, the account taken out."""
         self.fields.pop("farthing", None)
         return msgspec.json.encode(self.fields)
+
+
+def _facts(data: bytes) -> tuple[_Facts, str | None]:
+    try:
+        facts, odd = msgspec.json.decode(data, type=_Facts), None
+    except msgspec.ValidationError:
+        facts, odd = msgspec.json.decode(data, type=_OddFacts).facts()
+    if facts.farthing is not None and not _possible(facts.farthing):
+        facts.farthing, odd = None, "farthing has a number that cannot be right"
+    return facts, odd
+
+
+def _odd_usage(value: Any) -> tuple[Usage | None, str | None]:
+    """Usage in which counts may be whole floats; None where the two main ones are not both there."""
+    if value is None:
+        return None, None
+    try:
+        return msgspec.convert(value, Usage), None
+    except msgspec.ValidationError as error:
+        odd = f"usage: {error}"
+    whole = _whole(value)
+    for part in (whole, _without_details(whole)):
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(part, Usage), odd
+    return None, odd
+
+
+def _whole(value: Any) -> Any:
+    """The value with each whole float in it as an integer."""
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _without_details(value: Any) -> Any:
+    names = ("prompt_tokens", "completion_tokens")
+    return {name: value.get(name) for name in names} if isinstance(value, dict) else value
+
+
+def _odd_account(value: Any) -> tuple[Account | None, str | None]:
+    if value is None:
+        return None, None
+    try:
+        return msgspec.convert(value, Account), None
+    except msgspec.ValidationError as error:
+        return None, f"farthing: {error}"
+
+
+def _possible(account: Account) -> bool:
+    return all(number is None or 0 <= number <= MOST_IN_ACCOUNT for number in msgspec.structs.astuple(account))
 
 
 def _characters(choice: _Choice) -> int:

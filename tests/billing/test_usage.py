@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.records import TokenClasses
-from billing.usage import token_classes
+from billing.usage import MOST_TOKENS, token_classes
 
 counts = st.integers(-50, 200)
 
@@ -41,6 +41,13 @@ def test_inconsistent_usage_is_flagged_and_taken_at_the_full_price(reported: dic
     assert classes == TokenClasses(input_fresh=1000, output_text=136)
     assert said is not None
     assert flag.replace("\\", "") in said
+
+
+def test_absurd_counts_fit_into_a_bigint_and_are_flagged() -> None:
+    classes, flag = token_classes(10**30, 10**5000, cached_tokens=10**29, total_tokens=-(10**5000))
+    assert (classes.input_fresh, classes.input_cached, classes.output_text) == (0, MOST_TOKENS, MOST_TOKENS)
+    assert 5 * MOST_TOKENS < 2**63
+    assert flag is not None and "prompt_tokens is more than" in flag and "completion_tokens is more than" in flag
 
 
 @given(counts, counts, counts, counts, counts)

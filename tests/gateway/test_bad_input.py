@@ -174,3 +174,17 @@ async def test_a_fault_of_ours_is_a_500_with_a_row(gateway: Gateway, monkeypatch
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text
     assert (await gateway.row())["http_status"] == 500
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity"])
+async def test_identity_is_no_encoding(gateway: Gateway, coding: str) -> None:
+    assert (await gateway.http.post("/v1/chat/completions", json=CHAT, headers={"content-encoding": coding})).is_success
+
+
+async def test_a_forwarded_address_does_not_pass_the_brake_on_signing_in(gateway: Gateway) -> None:
+    statuses = []
+    for number in range(10):
+        headers = {"x-forwarded-for": f"10.0.0.{number}", "content-type": "application/x-www-form-urlencoded"}
+        answer = await gateway.http.post("/dashboard/sign-in", content=b"key=wrong", headers=headers)
+        statuses.append(answer.status_code)
+    assert 401 in statuses and statuses[-1] == 429

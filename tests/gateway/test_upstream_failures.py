@@ -117,7 +117,7 @@ async def test_two_failed_tries_and_a_success_are_one_operation(gateway: Gateway
             await upstream.chat(request, connection)
 
     upstream.script = script
-    assert (await gateway.chat()).status_code == 200
+    assert (await gateway.chat(model="hosted")).status_code == 200
     row = await gateway.row()
     assert row["status"] == "ok"
     assert [(a["number"], a["status"], a["http_status"]) for a in row["attempts"]] == [
@@ -127,8 +127,31 @@ async def test_two_failed_tries_and_a_success_are_one_operation(gateway: Gateway
     ]
     assert [a["billed"] for a in row["attempts"]][:2] == [0, 0]
     assert row["billed"] == row["attempts"][2]["billed"]
-    identifiers = [request.headers["x-farthing-request-id"] for request in upstream.chats]
-    assert len(set(identifiers)) == 3
+
+
+async def test_an_engine_that_loads_is_waited_for(gateway: Gateway, upstream: Scripted) -> None:
+    async def script(request: Request, connection: Connection) -> None:
+        if len(upstream.chats) <= 2:
+            await connection.json({"error": {"message": "loading"}}, 503)
+        else:
+            await upstream.chat(request, connection)
+
+    upstream.script = script
+    assert (await gateway.chat()).status_code == 200
+    (attempt,) = (await gateway.row())["attempts"]
+    assert (attempt["number"], attempt["status"]) == (1, "ok")
+
+
+async def test_an_engine_that_never_finishes_loading(gateway: Gateway, upstream: Scripted) -> None:
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.json({"error": {"message": "loading"}}, 503)
+
+    upstream.script = script
+    answer = await gateway.chat()
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+    assert "engine is not ready" in answer.json()["error"]["message"]
+    row = await gateway.row()
+    assert (row["status"], row["attempts"], row["billed"]) == ("upstream_error", [], 0)
 
 
 async def test_a_connection_cut_without_an_answer_is_tried_once_more(gateway: Gateway, upstream: Scripted) -> None:
@@ -143,6 +166,7 @@ async def test_a_connection_cut_without_an_answer_is_tried_once_more(gateway: Ga
     row = await gateway.row()
     assert [a["status"] for a in row["attempts"]] == ["upstream_error", "ok"]
     assert row["cost"] is None, "what the first attempt cost is not known"
+    assert len({request.headers["x-farthing-request-id"] for request in upstream.chats}) == 2
 
 
 async def test_a_request_that_kills_the_engine_is_not_tried_for_ever(gateway: Gateway, upstream: Scripted) -> None:
