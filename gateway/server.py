@@ -1,7 +1,9 @@
-"""uvicorn with a deadline and a size limit for request headers, which it has not of its own."""
+"""uvicorn with what it lacks: a deadline and a size limit for request headers, and bodies beside `Upgrade`."""
 
 import asyncio
+import sys
 
+import httptools
 import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -17,6 +19,7 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
         _header_bytes = 0
+        _data = b""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -25,6 +28,7 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self.cycle is None or self.cycle.response_complete:
                 self._arm()
+            self._data = data
             super().data_received(data)
 
         def on_message_begin(self) -> None:
@@ -39,8 +43,32 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             self._disarm()
-            if not self.transport.is_closing():
+            if not self.transport.is_closing() and not self._asks_for_upgrade():
                 super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            if not self._asks_for_upgrade():
+                super().on_message_complete()
+
+        def _asks_for_upgrade(self) -> bool:
+            return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """Called while the parser's HttpParserUpgrade is handled: it stopped behind the headers, whatever follows.
+
+            We offer no upgrade, so the request goes on as it is (RFC 9110, 7.8): parsed again without the wish. Java's
+            HttpClient sends `Upgrade: h2c` with its first POST.
+            """
+            stopped = sys.exception()
+            if not isinstance(stopped, httptools.HttpParserUpgrade) or not self._asks_for_upgrade():
+                return
+            version = self.parser.get_http_version().encode()
+            head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
+            for name, value in self.headers:
+                if name != b"upgrade":
+                    head += [name, b": ", value, b"\r\n"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.data_received(b"".join([*head, b"\r\n", self._data[stopped.args[0] :]]))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()

@@ -1,5 +1,6 @@
 """Requests that are wrong: a clear sentence, OpenAI's error shape, one row `invalid`, and nothing computed."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -188,3 +189,21 @@ async def test_a_forwarded_address_does_not_pass_the_brake_on_signing_in(gateway
         answer = await gateway.http.post("/dashboard/sign-in", content=b"key=wrong", headers=headers)
         statuses.append(answer.status_code)
     assert 401 in statuses and statuses[-1] == 429
+
+
+@pytest.mark.parametrize("wish", ["h2c", "websocket"])
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "body later"])
+async def test_a_body_beside_a_wish_to_upgrade_is_read(gateway: Gateway, wish: str, apart: bool) -> None:
+    """Java's HttpClient asks so; its connection goes on in HTTP/1.1."""
+    body = json.dumps(CHAT).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\nconnection: Upgrade, HTTP2-Settings"
+    head += f"\r\nupgrade: {wish}\r\nhttp2-settings: AAEAAEAA"
+    async with gateway.socket(head, b"" if apart else body) as (reader, writer):
+        if apart:
+            await asyncio.sleep(0.1)
+            writer.write(body)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)).startswith(b"HTTP/1.1 200 ")
+        await asyncio.wait_for(reader.readuntil(b'"usage"'), 5)
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b'"ok"}'), 5)
+    assert (await gateway.row())["status"] == "ok"
