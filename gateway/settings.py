@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ROLES = ("small", "large")
+SECTIONS = ("router", "limits", "roles", "upstreams", "models")
 
 
 class ConfigurationError(ValueError):
@@ -56,7 +57,7 @@ class UpstreamSettings(_Section):
     """Price of the device an engine runs on; its cost is the device seconds of each request at this price."""
     api_key_env: str | None = None
     """Name of the environment variable that holds this upstream's key."""
-    connect_window_seconds: Seconds = 20.0
+    connect_window_seconds: Seconds = 60.0
     """How long a request waits for an upstream that refuses connections or says 503 (a restart) before its own 503."""
     read_timeout_seconds: Seconds = 300.0
     """Longest silence from the upstream."""
@@ -115,7 +116,7 @@ class Settings(BaseSettings):
     """SHA-256 of the admin key, in hex."""
     data_dir: Path
     """The spool lives in `<data-dir>/spool`."""
-    currency: str = "USD"
+    currency: Annotated[str, Field(pattern="^[A-Z]{3}$")] = "USD"
     router: RouterSettings = RouterSettings()
     limits: LimitSettings = LimitSettings()
     roles: dict[Literal["small", "large"], str]
@@ -141,8 +142,13 @@ class Settings(BaseSettings):
                 values = tomllib.load(file)
         except OSError as error:
             raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+        for name in SECTIONS:  # before a variable such as FARTHING_ROLES__SMALL takes the place of what is no table
+            if not isinstance(values.get(name, {}), dict):
+                raise ConfigurationError(f"{path}: `{name}` must be a table, like [{name}], not {values[name]!r}")
         try:
             return cls(**values)
         except ValidationError as error:

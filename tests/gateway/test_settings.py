@@ -67,6 +67,7 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         (("threshold = 0.5", "threshold = 5"), "router.threshold: Input should be less than or equal to 1"),
         (("threshold = 0.5", "threshhold = 0.5"), "router.threshhold: Extra inputs are not permitted"),
         (("threshold = 0.5", "threshold = = 0.5"), "is not valid TOML"),
+        (('currency = "USD"', 'currency = "US$"'), "currency: String should match"),
         (('"http://127.0.0.1:8001/v1"', '"127.0.0.1:8001"'), "must start with http:// or https://"),
         (('input_fresh = "0.05"', 'input_fresh = "-1"'), "greater than or equal to 0"),
         (('input_fresh = "0.05"', 'input_fresh = "NaN"'), "finite"),
@@ -75,6 +76,27 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes_are_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     assert said in broken(tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'currency = "\xff"', "farthing.toml is not UTF-8 text (byte 12)"),
+        (b'roles = "x"', "farthing.toml: `roles` must be a table"),
+        (b"models = 5", "farthing.toml: `models` must be a table"),
+        (b"upstreams = []", "farthing.toml: `upstreams` must be a table"),
+        (None, "farthing.toml: Is a directory"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "farthing.toml"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.load(path)
+    assert said in str(caught.value)
 
 
 def test_missing_secrets_are_named_as_variables(monkeypatch: pytest.MonkeyPatch) -> None:
