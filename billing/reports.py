@@ -104,6 +104,7 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None
     currency: str
     ttft_seconds: float | None
+    """To the first token that was sent; where the answer was not streamed, to the first that was made."""
     total_seconds: float
 
 
@@ -223,7 +224,9 @@ async def cache_savings(connection: AsyncConnection, start: datetime) -> list[Ca
 async def latest_operations(connection: AsyncConnection, limit: int = 100) -> list[OperationSummary]:
     """The newest operations with the tokens of all their attempts, newest first."""
     latest = select(operation).order_by(operation.c.started_at.desc(), operation.c.id.desc()).limit(limit).subquery()
-    tokens = select(*_token_sums()).where(attempt.c.operation_id == latest.c.id).lateral()
+    began = func.extract("epoch", attempt.c.started_at - latest.c.started_at)
+    first = func.min(began + attempt.c.ttft_seconds).label("first_token")
+    tokens = select(*_token_sums(), first).where(attempt.c.operation_id == latest.c.id).lateral()
     query = (
         select(latest, tokens, app_user.c.name.label("user"), api_key.c.name.label("key_name"), api_key.c.prefix)
         .select_from(latest)
@@ -247,7 +250,7 @@ async def latest_operations(connection: AsyncConnection, limit: int = 100) -> li
             billed=row.billed,
             cost=row.cost,
             currency=row.currency,
-            ttft_seconds=row.ttft_seconds,
+            ttft_seconds=row.first_token if row.ttft_seconds is None else row.ttft_seconds,
             total_seconds=row.total_seconds,
         )
         for row in await connection.execute(query)

@@ -66,6 +66,15 @@ def explain(attempt: AttemptRecord, price: Price | None, recorded: Decimal | Non
     )
 
 
+def why_unknown(recorded: Decimal | None, computed: Computation | None) -> str | None:
+    """Why an attempt's amount is unknown; None when it is recorded."""
+    if recorded is not None:
+        return None
+    if computed is not None and computed.device is not None and computed.device.quantity is None:
+        return "Unknown: no device time was reported"
+    return "Unknown: there is no price for it"
+
+
 def _device_seconds(attempt: AttemptRecord) -> float | None:
     known = [part for part in (attempt.prefill_device_seconds, attempt.decode_device_seconds) if part is not None]
     return sum(known) if known else None

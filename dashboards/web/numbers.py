@@ -15,9 +15,15 @@ def exact(amount: Decimal, places: int = 2) -> str:
     return f"{whole}.{decimals.rstrip('0').ljust(places, '0')}"
 
 
+def precise(amount: Decimal, places: int = 2) -> str:
+    """`amount` with no more than 12 significant digits, but its whole part in full; else as `exact` shows it."""
+    rounded = _WIDE.quantize(amount, Decimal(1).scaleb(-max(2, 11 - amount.adjusted())))
+    return exact(amount, places) if rounded == amount else exact(rounded)
+
+
 def places(amounts: Iterable[Decimal | None]) -> int:
-    """The decimals that the longest of `amounts` needs, at least two: with so many, a column lines up."""
-    return max((len(exact(amount).partition(".")[2]) for amount in amounts if amount is not None), default=2)
+    """The decimals that `precise` needs for the longest of `amounts`: with so many, a column lines up."""
+    return max((len(precise(amount).partition(".")[2]) for amount in amounts if amount is not None), default=2)
 
 
 def aligned(amount: Decimal) -> str:

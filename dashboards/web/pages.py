@@ -10,10 +10,10 @@ from litestar.params import FromPath, FromQuery
 
 from billing import reports
 from billing.prices import Price
-from dashboards.web.explain import CLASS_NAMES, explain
+from dashboards.web.explain import CLASS_NAMES, explain, why_unknown
 from dashboards.web.overview import PERIODS, gather
 from dashboards.web.site import AnyRequest, Site
-from dashboards.web.timeline import timeline
+from dashboards.web.timeline import first_token, timeline
 
 LATEST = 100
 
@@ -55,20 +55,26 @@ async def operation(site: NamedDependency[Site], operation_id: FromPath[str]) ->
         raise NotFoundException(
             "The ledger has no operation with this id. A new one appears within seconds of its last token."
         )
-    computed = [
-        {
-            "attempt": attempt,
-            "billed": explain(attempt, _price(found, attempt.price_version_id), attempt.billed),
-            "cost": explain(attempt, _price(found, attempt.cost_version_id), attempt.cost),
-        }
-        for attempt in found.record.attempts
-    ]
+    computed = []
+    for attempt in found.record.attempts:
+        billed = explain(attempt, _price(found, attempt.price_version_id), attempt.billed)
+        cost = explain(attempt, _price(found, attempt.cost_version_id), attempt.cost)
+        computed.append(
+            {
+                "attempt": attempt,
+                "billed": billed,
+                "cost": cost,
+                "billed_unknown": why_unknown(attempt.billed, billed),
+                "cost_unknown": why_unknown(attempt.cost, cost),
+            }
+        )
     return site.page(
         "operation.html",
         found=found,
         operation=found.record,
         computed=computed,
         timeline=timeline(found.record),
+        first_token=first_token(found.record),
         class_names=CLASS_NAMES,
     )
 

@@ -94,6 +94,7 @@ def _environment() -> jinja2.Environment:
         "duration": numbers.duration,
         "exact": numbers.exact,
         "plain": numbers.plain,
+        "precise": numbers.precise,
         "short": numbers.short,
         "script_json": _script_json,
     }

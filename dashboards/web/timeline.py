@@ -28,6 +28,18 @@ def timeline(operation: OperationRecord) -> list[Bar]:
     return [Bar(attempt, _segments(operation.started_at, attempt, whole)) for attempt in operation.attempts]
 
 
+def first_token(operation: OperationRecord) -> float | None:
+    """Seconds to the first token that was sent; where the answer was not streamed, to the first that was made."""
+    if operation.ttft_seconds is not None:
+        return operation.ttft_seconds
+    made = [
+        _offset(operation.started_at, each.started_at) + each.ttft_seconds
+        for each in operation.attempts
+        if each.ttft_seconds is not None
+    ]
+    return min(made, default=None)
+
+
 def _segments(started_at: datetime, attempt: AttemptRecord, whole: float) -> list[Segment]:
     """Up to three pieces that together last `total_seconds`; a part that was not reported is not drawn."""
     end = attempt.total_seconds
