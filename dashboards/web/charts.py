@@ -5,7 +5,7 @@ reader's colour scheme. Amounts travel as strings of digits, which Plotly reads 
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,8 @@ from dashboards.web.numbers import aligned, count, percent, plain
 Json = dict[str, Any]
 
 HEIGHT = 248  # pixels; static/farthing.css keeps the same room free before the figure is drawn
+
+TICKS = 6  # at most so many along the time axis: on a phone more would touch
 
 CLASS_COLOURS = {
     "input_fresh": "var(--input-fresh)",
@@ -70,7 +72,7 @@ def spending_chart(points: Sequence[tuple[datetime, Spending]], step: Step, curr
     if known:
         most, when = max(known)
         summary = f"Most was billed {_when(when, step)}: {aligned(most)} {currency}."
-    layout = _layout(step, yaxis={"tickformat": ",.6~f", "rangemode": "tozero"})
+    layout = _layout(points, step, yaxis={"tickformat": ",.6~f", "rangemode": "tozero"})
     return Chart(name="spending", title=f"Spend by {step}, {currency}", summary=summary, figure=_figure(traces, layout))
 
 
@@ -92,7 +94,7 @@ def tokens_chart(points: Sequence[tuple[datetime, TokenClasses]], step: Step) ->
     total = sum(sums.values())
     parts = [f"{percent(number, total)} {CLASS_NAMES[name].lower()}" for name, number in sums.items() if number]
     summary = f"{count(total)} tokens: {', '.join(parts)}." if total else f"No tokens in any {step}."
-    layout = _layout(step, yaxis={"tickformat": "~s"}, barmode="stack")
+    layout = _layout(points, step, yaxis={"tickformat": "~s"}, barmode="stack")
     return Chart(name="tokens", title=f"Tokens by class, by {step}", summary=summary, figure=_figure(traces, layout))
 
 
@@ -122,7 +124,7 @@ def cache_chart(points: Sequence[tuple[datetime, TokenClasses]], step: Step) -> 
     if known:
         (low, low_at), (high, high_at) = min(known), max(known)
         summary = f"Between {low:.1f}% ({_when(low_at, step)}) and {high:.1f}% ({_when(high_at, step)})."
-    layout = _layout(step, yaxis={"ticksuffix": "%", "range": [0, 100], "dtick": 25}, showlegend=False)
+    layout = _layout(points, step, yaxis={"ticksuffix": "%", "range": [0, 100], "dtick": 25}, showlegend=False)
     title = f"Prefix cache hit rate, by {step}"
     return Chart(name="cache", title=title, summary=summary, figure=_figure([trace], layout))
 
@@ -131,12 +133,19 @@ def _figure(traces: list[Json], layout: Json) -> Json:
     return {"data": traces, "layout": layout}
 
 
-def _layout(step: Step, yaxis: Json, **more: Any) -> Json:
+def _layout(points: Sequence[tuple[datetime, Any]], step: Step, yaxis: Json, **more: Any) -> Json:
     quiet = {"fixedrange": True, "zeroline": False, "color": "var(--muted)"}
-    tick = {"tickformat": "%H:%M"} if step == "hour" else {"tickformat": "%-d %b"}
+    every = -(-len(points) // TICKS)
+    room = 0.75 * (timedelta(hours=1) if step == "hour" else timedelta(days=1))  # for the outer bars' other halves
+    tick = {
+        "tickformat": "%H:%M" if step == "hour" else "%-d %b",
+        "tickvals": _axis_times(points[::-every][::-1]),  # counted from the last, so that the running step has one
+        "tickangle": 0,
+        "range": [f"{at:%Y-%m-%d %H:%M}" for at in (points[0][0] - room, points[-1][0] + room)],
+    }
     return {
         "height": HEIGHT,
-        "margin": {"l": 8, "r": 10, "t": 34 if more.get("showlegend", True) else 10, "b": 26},
+        "margin": {"l": 8, "r": 16, "t": 34 if more.get("showlegend", True) else 10, "b": 26},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--muted)"},
@@ -156,7 +165,7 @@ def _layout(step: Step, yaxis: Json, **more: Any) -> Json:
             "itemclick": False,
             "traceorder": "normal",
         },
-        "xaxis": {**quiet, **tick, "type": "date", "showgrid": False, "nticks": 7, "linecolor": "var(--line)"},
+        "xaxis": {**quiet, **tick, "type": "date", "showgrid": False, "linecolor": "var(--line)"},
         "yaxis": {**quiet, "automargin": True, "gridcolor": "var(--line)", "nticks": 5, **yaxis},
         **more,
     }

@@ -140,6 +140,27 @@ async def fits(page: Page) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], page.url
 
 
+async def test_a_phone_cuts_no_number_of_the_main_tables(browser: Browser, address: str) -> None:
+    cut = (
+        "tables => tables.filter(t => t.parentElement.scrollWidth > t.parentElement.clientWidth).map(t => t.className)"
+    )
+    async with opened(browser, address, viewport=PHONE, has_touch=True, is_mobile=True) as page:
+        await page.goto(address)
+        word = await page.get_by_text("Farthing", exact=True).bounding_box()
+        assert word is not None and word["width"] > 40
+        await sign_in(page, address)
+        assert await page.locator(".users, .cards, .operations").evaluate_all(cut) == []
+        await page.get_by_text("Table: Tokens by class").click()  # six columns: it scrolls, and shows a shadow there
+        wide = page.get_by_role("region", name="Tokens by class and day, UTC")
+        assert await wide.evaluate("e => e.scrollWidth > e.clientWidth")
+        assert "local" in await wide.evaluate("e => getComputedStyle(e).backgroundAttachment")
+        await page.goto(f"{address}/operations")
+        await page.locator("tr", has=page.locator(".status.ok")).first.get_by_role("link").click()
+        latency = page.get_by_role("table", name="Latency parts of each attempt")
+        assert await latency.get_by_role("cell").count() == 6
+        assert await page.locator(".cards").evaluate_all(cut) == []
+
+
 async def test_dark_reaches_page_and_charts_and_follows_a_change(browser: Browser, address: str) -> None:
     async with opened(browser, address, viewport=DESKTOP, color_scheme="dark") as page:
         await sign_in(page, address)

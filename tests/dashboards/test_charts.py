@@ -72,3 +72,12 @@ def test_hours_and_emptiness_are_said_in_words() -> None:
 
 def test_the_style_sheet_keeps_the_room_that_a_figure_takes() -> None:
     assert f"height: {HEIGHT}px" in static_path("farthing.css").read_text()
+
+
+def test_the_running_step_has_a_tick_and_room_for_its_bar() -> None:
+    days = [DAYS[2] - timedelta(days=ago) for ago in range(29, -1, -1)]
+    axis = tokens_chart([(at, TokenClasses(output_text=1)) for at in days], "day").figure["layout"]["xaxis"]
+    assert axis["tickvals"] == [f"2026-11-{day:02} 00:00" for day in (4, 9, 14, 19, 24, 29)]
+    assert axis["range"] == ["2026-10-30 06:00", "2026-11-29 18:00"]
+    alone = spending_chart(SPENDING[:1], "hour", "USD").figure["layout"]["xaxis"]
+    assert alone["tickvals"] == ["2026-11-27 00:00"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.web.numbers import aligned, duration, exact, percent, places, short
+from dashboards.web.numbers import aligned, duration, exact, percent, places, precise, short
 
 amounts = st.decimals(allow_nan=False, allow_infinity=False, min_value=Decimal("-1e12"), max_value=Decimal("1e12"))
 
@@ -40,6 +40,21 @@ def test_money_in_a_column_and_alone(amount: str, in_a_column: str, alone: str |
     assert aligned(Decimal(amount)) == in_a_column
     if alone is not None:
         assert short(Decimal(amount)) == alone
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        ("0.000107244017388894", "0.000107244017389"),
+        ("0.00001", "0.00001"),
+        ("1.000000000000000001", "1.00"),
+        ("1234567890123.456", "1,234,567,890,123.46"),
+        ("-0.1234567890125", "-0.123456789012"),
+        ("0E-18", "0.00"),
+    ],
+)
+def test_precise_money_has_twelve_significant_digits(amount: str, shown: str) -> None:
+    assert precise(Decimal(amount)) == shown
 
 
 def test_a_column_gets_the_decimals_of_its_longest_amount() -> None:

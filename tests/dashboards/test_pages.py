@@ -5,18 +5,20 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
+import msgspec
 import pytest
 import structlog
-from sample_ledger import insert_records
+from sample_ledger import PRICES, SMALL, insert_records
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from visiting import ADMIN_KEY, KEY_HASH, ORIGIN, mount, sign_in, visitor
 
 import dashboards.web.site
-from billing import people
+from billing import people, prices
 from billing.ids import new_id
 from billing.records import AttemptRecord, OperationRecord, TokenClasses
 from billing.reports import latest_operations
@@ -228,6 +230,58 @@ async def test_an_unknown_cost_is_a_dash_and_a_tiny_charge_is_exact(engine: Asyn
     assert '<abbr class="unknown" title="Unknown: there is no price for it">–</abbr>' in page
     assert "unknown for 1 operation" in overview
     assert "0.0000001" in overview
+
+
+def of_an_engine(record: OperationRecord, ttft_seconds: float | None, **more: Any) -> OperationRecord:
+    """`record` as a not streamed call to an engine, `more` changed in its attempt."""
+    attempt = msgspec.structs.replace(record.attempts[0], ttft_seconds=ttft_seconds, **more)
+    return msgspec.structs.replace(record, id=new_id(), model="wren-1b", ttft_seconds=None, attempts=[attempt])
+
+
+async def test_a_device_price_without_device_time_is_not_called_a_missing_price(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await prices.seed(connection, PRICES)
+        cost = (await prices.load(connection)).cost(SMALL, "engine")
+        assert cost is not None
+        record = of_an_engine(await hostile_operation(connection, datetime.now(UTC)), None, cost_version_id=cost.id)
+        await insert_records(connection, [record])
+    async with visitor(mount(engine)) as client:
+        await sign_in(client)
+        page = (await client.get(f"/dashboard/operations/{record.id}")).text
+        listed = (await client.get("/dashboard/operations")).text
+    assert page.count("Unknown: no device time was reported") == 4  # tile and its note, device time, recorded
+    assert "there is no price" not in page + listed
+    assert "Unknown: its page says why" in listed
+
+
+async def test_the_first_token_of_a_whole_answer_is_the_attempts(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        now = datetime.now(UTC)
+        record = of_an_engine(
+            await hostile_operation(connection, now), 0.123, started_at=now + timedelta(milliseconds=200)
+        )
+        await insert_records(connection, [record])
+    async with visitor(mount(engine)) as client:
+        await sign_in(client)
+        page = (await client.get(f"/dashboard/operations/{record.id}")).text
+        listed = (await client.get("/dashboard/operations")).text
+    assert "<dd>323 ms</dd>" in page and "sent with the whole answer" in page
+    assert ">323 ms</td>" in listed
+
+
+async def test_without_a_model_the_list_says_what_was_asked_for(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        record = await hostile_operation(connection, datetime.now(UTC))
+        early = {"model": None, "status": "invalid", "http_status": 400, "attempts": []}
+        unread = msgspec.structs.replace(record, id=new_id(), requested_model="", **early)
+        refused = msgspec.structs.replace(record, id=new_id(), requested_model="auto", **early)
+        await insert_records(connection, [unread, refused])
+    async with visitor(mount(engine)) as client:
+        await sign_in(client)
+        listed = (await client.get("/dashboard/operations")).text
+        page = (await client.get(f"/dashboard/operations/{unread.id}")).text
+    assert "asked for auto" in listed and "via" not in listed
+    assert listed.count("turned away before its model was read") == page.count("turned away before its model") == 1
 
 
 async def test_a_session_needs_the_same_admin_key(sample_engine: AsyncEngine) -> None:
