@@ -72,7 +72,7 @@ def create_app(settings: Settings) -> Litestar:
 
     return Litestar(
         route_handlers=[
-            *openai_routes(settings, keys, pipeline),
+            *openai_routes(settings, keys, pipeline, upstreams),
             *health_routes(Readiness(engine, upstreams, prices, ledger), metrics),
             create_router(engine, bytes.fromhex(settings.admin_key_hash)),
         ],

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -122,9 +123,17 @@ def error_body(error: ApiError) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
-def model_list(settings: Settings) -> bytes:
-    """`GET /v1/models`: the routed names first, then the real ones."""
-    names = ["auto", *ROLES, *settings.models]
+def model_list(settings: Settings, hosted: Mapping[str, set[str] | None]) -> bytes:
+    """`GET /v1/models`: the routed names first, then the real ones that can answer.
+
+    `hosted`: by upstream, the models it has loaded, so far as known; a configured model that is not among them is left
+    out.
+    """
+    names = ["auto", *ROLES]
+    for name, model in settings.models.items():
+        loaded = hosted.get(model.upstream)
+        if loaded is None or (model.upstream_model or name) in loaded:
+            names.append(name)
     created = int(time.time())
     data = [{"id": name, "object": "model", "created": created, "owned_by": "farthing"} for name in names]
     return msgspec.json.encode({"object": "list", "data": data})

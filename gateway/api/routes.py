@@ -1,5 +1,7 @@
 """The OpenAI-compatible routes, on raw ASGI: the pipeline watches the socket itself."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response, asgi
@@ -13,9 +15,12 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.pipeline import Pipeline
 from gateway.settings import Settings
+from gateway.upstreams.upstream import Upstream
 
 
-def openai_routes(settings: Settings, keys: Keys, pipeline: Pipeline) -> list[ASGIRouteHandler]:
+def openai_routes(
+    settings: Settings, keys: Keys, pipeline: Pipeline, upstreams: Mapping[str, Upstream]
+) -> list[ASGIRouteHandler]:
     @asgi("/v1/chat/completions", copy_scope=False)
     async def chat_completions(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -32,7 +37,9 @@ def openai_routes(settings: Settings, keys: Keys, pipeline: Pipeline) -> list[AS
         except ApiError as error:
             await exchange.respond(error.status, error.headers, error_body(error))
         else:
-            await exchange.respond(200, {}, model_list(settings))
+            found = await asyncio.gather(*(upstream.hosted() for upstream in upstreams.values()))
+            hosted = dict(zip(upstreams, found, strict=True))
+            await exchange.respond(200, {}, model_list(settings, hosted))
 
     return [chat_completions, models]
 

@@ -18,6 +18,14 @@ TEMPLATE_TOKENS = 32
 """Tokens allowed for the chat template around one message, and once for the whole prompt, in the upper bound."""
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
 @dataclass(frozen=True, slots=True)
 class PromptSize:
     """`tokens` is exact for an engine, an upper bound elsewhere. `context` in tokens, None when nobody told it."""
@@ -92,6 +100,20 @@ class Upstream:
         await reply.close()
         if reply.status >= 500 or (self.is_engine and reply.status != 200):
             return f"answers {reply.status} to a health check"
+        return None
+
+    async def hosted(self) -> set[str] | None:
+        """The models that an engine has loaded; None when it did not say, or is not our engine."""
+        if not self.is_engine:
+            return None
+        with contextlib.suppress(UnreachableError, BrokenError, msgspec.MsgspecError):
+            reply = await self._probe.send("GET", f"{self._base}/models", self._authorization, None)
+            try:
+                body = await reply.read()
+            finally:
+                await reply.close()
+            if reply.status == 200:
+                return {entry.id for entry in msgspec.json.decode(body, type=_ModelList).data}
         return None
 
     async def close(self) -> None:

@@ -98,6 +98,7 @@ class Scripted:
     script: Script | None = None
     abortable: bool = True
     healthy: bool = True
+    loaded: list[str] | None = None
     requests: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     port: int = 0
@@ -145,6 +146,8 @@ class Scripted:
             await connection.json({"count": PROMPT_FRESH + PROMPT_CACHED, "max_model_len": CONTEXT, "tokens": []})
         elif request.path == "/v1/abort":
             await self._abort(request.body["id"], connection)
+        elif request.path == "/v1/models" and self.loaded is not None:
+            await connection.json({"object": "list", "data": [{"id": name} for name in self.loaded]})
         elif request.path == "/health":
             await connection.json({"status": "ok"}, 200 if self.healthy else 503)
         else:

@@ -182,6 +182,14 @@ async def test_models_are_listed(gateway: Gateway) -> None:
     assert names == ["auto", "small", "large", "tiny", "big", "gratis", "hosted"]
 
 
+async def test_a_configured_model_that_the_engine_has_not_loaded_is_not_listed(
+    gateway: Gateway, upstream: Scripted
+) -> None:
+    upstream.loaded = ["tiny", "other"]
+    names = [model.id async for model in gateway.sdk.models.list()]
+    assert names == ["auto", "small", "large", "tiny", "hosted"]
+
+
 async def test_a_hosted_upstream_gets_its_own_name_and_no_engine_extras(gateway: Gateway, upstream: Scripted) -> None:
     async def script(_: Request, connection: Connection) -> None:
         message = {"role": "assistant", "content": "a"}
