@@ -42,6 +42,8 @@ class Supervisor:
             yield
         finally:
             self._stopping = True
+            if self._children:
+                self._say("stopping: answers in progress may finish; a second Ctrl-C ends them")
             for child in reversed(self._children):
                 child.stop(lambda: self._hurry)
             for number, handler in before.items():

@@ -115,7 +115,8 @@ def test_what_dies_is_restarted_and_a_signal_stops_all_in_reverse_order(
     assert killer.wait(10) == 0
     assert len(pids(first)) == 2 and len(pids(second)) == 1
     assert order.read_text() == "ba"
-    assert len(said) == 1 and said[0].startswith("a stopped (killed by SIGKILL); starting it again")
+    assert said[0].startswith("a stopped (killed by SIGKILL); starting it again")
+    assert [line.partition(":")[0] for line in said[1:]] == ["stopping"]
     assert not any(alive(pid) for pid in (*pids(first), *pids(second)))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
