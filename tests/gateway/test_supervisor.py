@@ -99,11 +99,14 @@ def test_what_dies_is_restarted_and_a_signal_stops_all_in_reverse_order(
             sys.executable,
             "-c",
             "import os, sys, time, pathlib\n"
-            "log, parent = pathlib.Path(sys.argv[1]), int(sys.argv[2])\n"
-            "wait = lambda n: [time.sleep(.02) for _ in iter(lambda: len(log.read_text().split()) < n, False)]\n"
-            "wait(1); os.kill(int(log.read_text().split()[0]), 9)\n"
-            "wait(2); time.sleep(.3); os.kill(parent, 15)\n",
+            "log, other, parent = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])\n"
+            "count = lambda path: len(path.read_text().split()) if path.exists() else 0\n"
+            "wait = lambda path, n: [time.sleep(.02) for _ in iter(lambda: count(path) < n, False)]\n"
+            "wait(other, 1); time.sleep(.5)\n"  # wait_until has seen it too: before that a death ends the start
+            "os.kill(int(log.read_text().split()[0]), 9)\n"
+            "wait(log, 2); time.sleep(.3); os.kill(parent, 15)\n",
             str(first.log),
+            str(second.log),
             str(os.getpid()),
         ]
     )
