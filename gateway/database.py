@@ -4,18 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-import asyncpg
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from billing.availability import is_away
 from gateway.errors import unavailable
 
 SECONDS = 3.0
 """Longest wait for the database within one step of a request."""
-
-AWAY_SQLSTATES = ("08", "57P01", "57P02", "57P03", "53300")
-"""Connection exception, server shut down (by its operator or a crash), server starting up, too many connections."""
 
 
 def connect(url: str) -> AsyncEngine:
@@ -31,19 +26,7 @@ async def reachable() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(SECONDS):
             yield
-    except (OSError, PoolTimeoutError) as error:
-        raise unavailable("The ledger's database is away.") from error
-    except (DBAPIError, asyncpg.PostgresError) as error:
+    except Exception as error:
         if not is_away(error):
             raise
         raise unavailable("The ledger's database is away.") from error
-
-
-def is_away(error: DBAPIError | asyncpg.PostgresError) -> bool:
-    """Whether the connection or the server is what failed, not the statement."""
-    cause: object = error
-    if isinstance(error, DBAPIError):
-        if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
-            return True
-        cause = error.orig
-    return str(getattr(cause, "sqlstate", "")).startswith(AWAY_SQLSTATES)

@@ -14,11 +14,9 @@ import msgspec
 from litestar import Request, Response
 from litestar.enums import MediaType
 from markupsafe import Markup
-from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.exc import InterfaceError as SqlInterfaceError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.availability import is_away
 from dashboards.web import numbers, plotly_js
 from dashboards.web.session import Sessions, Throttle
 
@@ -50,15 +48,8 @@ class Site:
             async with asyncio.timeout(READ_SECONDS), self._engine.connect() as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 yield connection
-        except (
-            OSError,
-            OperationalError,
-            SqlInterfaceError,
-            PoolTimeoutError,
-        ) as error:  # a TimeoutError is an OSError
-            raise DatabaseAwayError from error
-        except DBAPIError as error:
-            if error.connection_invalidated:
+        except Exception as error:
+            if is_away(error):
                 raise DatabaseAwayError from error
             raise
 
