@@ -5,6 +5,9 @@ FROM python:3.11-slim
 # a smaller CPU build or another CUDA version, give the address of PyTorch's own index for it: --build-arg TORCH_INDEX=…
 ARG TORCH_INDEX=
 
+# The engine compiles its CPU kernels for the machine it finds, at its first start.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 RUN useradd --create-home --uid 10001 farthing \
     && mkdir -p /var/lib/farthing /var/cache/farthing/models \
     && chown -R farthing:farthing /var/lib/farthing /var/cache/farthing
