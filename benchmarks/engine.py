@@ -103,10 +103,7 @@ def main() -> None:
     report.rows.append(Row.of("start", FARTHING, "ready", [ready], "s"))
     ratios(report)
     report.notes.append(f"model {options.model}, engine dtype {options.dtype}; ratios are of medians")
-    if options.json:
-        report.write_json(options.json, PACKAGES)
-    else:
-        report.print(PACKAGES)
+    report.emit(options.json, PACKAGES)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,7 @@ def main() -> None:
         ]
         report.ratios[f"perplexity_{dtype}"] = perplexity(scores, tokens) / base
     report.notes.append(f"model {options.model}; a ratio of 1.01 is 1% more perplexity than float32")
-    if options.json:
-        report.write_json(options.json, PACKAGES)
-    else:
-        report.print(PACKAGES)
+    report.emit(options.json, PACKAGES)
 
 
 if __name__ == "__main__":

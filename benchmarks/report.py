@@ -48,6 +48,13 @@ class Report:
     def value(self, workload: str, system: str, metric: str) -> float:
         return next(r.value for r in self.rows if (r.workload, r.system, r.metric) == (workload, system, metric))
 
+    def emit(self, path: Path | None, packages: Sequence[str]) -> None:
+        """Write JSON to `path`, or print tables when there is none. `packages`: whose versions to name."""
+        if path is not None:
+            self.write_json(path, packages)
+        else:
+            self.print(packages)
+
     def write_json(self, path: Path, packages: Sequence[str]) -> None:
         body: dict[str, Any] = {
             "machine": machine(),
