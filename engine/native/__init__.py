@@ -21,8 +21,6 @@ log = logging.getLogger("engine")
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
 COMPILE_SECONDS = 120
-MAX_HEAD = 512
-"""Largest head size that `decode_attention` takes."""
 
 _LONG, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 

@@ -12,7 +12,6 @@
 namespace {
 
 constexpr int64_t BLOCK_TOKENS = 16;
-constexpr int64_t MAX_HEAD = 512;
 // Below so many multiply-adds, waking a second thread costs more than it brings.
 constexpr int64_t WORTH_A_THREAD = 1 << 18;
 
@@ -42,12 +41,14 @@ inline float exp_negative(float x) {
 }
 
 // One key head of one sequence: `group` query heads [group, dim] over tokens first..last, into out [group, dim].
+// scratch: kept by the caller between calls, so that memory is asked for only as contexts grow.
 void attend_one(const float* queries, const uint16_t* pool, const int32_t* blocks, int64_t first, int64_t last,
                 int64_t group, int64_t dim, int64_t slot_size, int64_t value_offset, float scale, float* out,
-                std::vector<float>& scores) {
+                std::vector<float>& scratch) {
     const int64_t count = last - first;
-    scores.resize(group * count);
-    float wide[MAX_HEAD];
+    scratch.resize(group * count + dim);
+    float* scores = scratch.data();
+    float* wide = scores + group * count;
     for (int64_t t = 0; t < count; t++) {
         const int64_t token = first + t;
         const uint16_t* key = pool + (blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS + token % BLOCK_TOKENS) * slot_size;
@@ -62,7 +63,7 @@ void attend_one(const float* queries, const uint16_t* pool, const int32_t* block
         }
     }
     for (int64_t g = 0; g < group; g++) {
-        float* row = scores.data() + g * count;
+        float* row = scores + g * count;
         float largest = row[0], sum = 0;
 #pragma omp simd reduction(max : largest)
         for (int64_t t = 0; t < count; t++) largest = row[t] > largest ? row[t] : largest;
@@ -106,7 +107,7 @@ void decode_attention(const float* queries, int64_t query_stride, const uint16_t
     for (int64_t s = 0; s < sequences; s++) work += contexts[s] * kv_heads * group * dim * 2;
 #pragma omp parallel if (work > WORTH_A_THREAD)
     {
-        std::vector<float> scores;
+        std::vector<float> scratch;
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (int64_t s = 0; s < sequences; s++) {
             for (int64_t h = 0; h < kv_heads; h++) {
@@ -114,7 +115,7 @@ void decode_attention(const float* queries, int64_t query_stride, const uint16_t
                 const int64_t first = window > 0 && last > window ? last - window : 0;
                 attend_one(queries + s * query_stride + h * group * dim, pool + h * dim, blocks + s * table_stride,
                            first, last, group, dim, 2 * kv_heads * dim, kv_heads * dim, scale,
-                           out + (s * kv_heads + h) * group * dim, scores);
+                           out + (s * kv_heads + h) * group * dim, scratch);
             }
         }
     }

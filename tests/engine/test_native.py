@@ -53,8 +53,9 @@ def test_an_int8_product_is_the_same_with_and_without(compiled: Kernels) -> None
     assert torch.equal(with_torch[3], bias)
 
 
-def test_long_contexts_share_the_threads(compiled: Kernels) -> None:
-    sequences, blocks, dim = 3, 64, 64
+@pytest.mark.parametrize("dim", [64, 80, 1024])
+def test_long_contexts_share_the_threads(compiled: Kernels, dim: int) -> None:
+    sequences, blocks = 3, 64
     pool = torch.randn(sequences * blocks * 16, 2, dim).bfloat16()
     table = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
     contexts = torch.tensor([1024, 999, 1], dtype=torch.int32)
@@ -65,7 +66,7 @@ def test_long_contexts_share_the_threads(compiled: Kernels) -> None:
         slots = (table[s].long()[:, None] * 16 + torch.arange(16)).flatten()[: contexts[s]]
         keys, values = pool[slots, 0].double(), pool[slots, 1].double()
         wanted = (queries[s].double() @ keys.T * 0.125).softmax(-1) @ values
-        torch.testing.assert_close(got[s].double(), wanted.flatten(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got[s].double(), wanted.flatten(), atol=2e-5, rtol=1e-5)
 
 
 def test_without_a_compiler_there_are_none_and_the_log_says_why(
