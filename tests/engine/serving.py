@@ -1,4 +1,4 @@
-"""Runs an engine server on a free port, in this process."""
+"""Runs an engine server on a free port, in this process, and asks it for completions."""
 
 import asyncio
 import threading
@@ -6,12 +6,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import uvicorn
 
 from engine.front import Front
 from engine.hosted import HostedModel
 from engine.serve import bind
 from engine.server import create_app
+
+GREEDY = {"model": "fake", "temperature": 0, "ignore_eos": True}
+
+
+def complete(http: httpx.Client, prompt: object, count: int = 8, headers: dict[str, str] | None = None, **body):
+    body = {**GREEDY, "prompt": prompt, "max_tokens": count, **body}
+    return http.post("/v1/completions", json=body, headers=headers)
 
 
 @contextmanager
