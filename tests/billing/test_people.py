@@ -1,23 +1,14 @@
 """Organisations, teams, users and keys in a real PostgreSQL."""
 
 import hashlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import people
 from billing.ids import new_id
-
-
-@pytest.fixture
-async def conn(database_url: str) -> AsyncIterator[AsyncConnection]:
-    engine = create_async_engine(database_url)
-    async with engine.begin() as connection:
-        yield connection
-    await engine.dispose()
 
 
 async def test_a_key_speaks_for_its_user_and_the_users_team(conn: AsyncConnection) -> None:

@@ -1,26 +1,17 @@
 """The versioned price book in a real PostgreSQL."""
 
-from collections.abc import AsyncIterator
 from decimal import Decimal
 
 import msgspec
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import prices
 from billing.prices import PriceTerms
 
 SMALL = PriceTerms(book="sale", model="small", currency="USD", input_fresh=Decimal("0.05"), output_text=Decimal("0.20"))
 SMALL_COST = PriceTerms(book="cost", model="small", upstream="engine", currency="USD", device_hour=Decimal("0.20"))
-
-
-@pytest.fixture
-async def conn(database_url: str) -> AsyncIterator[AsyncConnection]:
-    engine = create_async_engine(database_url)
-    async with engine.begin() as connection:
-        yield connection
-    await engine.dispose()
 
 
 async def test_a_version_is_made_only_when_a_price_changes(conn: AsyncConnection) -> None:
