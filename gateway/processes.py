@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def die_with_parent(stop_signal: signal.Signals) -> Callable[[], None]:
     return ask_kernel
 
 
-class Child:
+class Child(ABC):
     """One part of Farthing running as a process of its own, its output going to the file `log`.
 
     `stop_signal` asks it to finish what it has begun; after `patience` seconds it is killed.
@@ -44,8 +45,9 @@ class Child:
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
 
+    @abstractmethod
     def start(self) -> None:
-        raise NotImplementedError
+        """Start the process, or start it anew."""
 
     def spawn(
         self, command: Sequence[str | Path], env: dict[str, str] | None = None, user: str | None = None
