@@ -10,7 +10,7 @@ import json
 import re
 import reprlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer, one_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -172,21 +172,7 @@ def _control_starts(tokenizer: Tokenizer) -> re.Pattern[str]:
     tails: dict[str, list[str]] = {}
     for name in tokenizer.control_tokens:
         tails.setdefault(name[0], []).append(name[1:])
-    return re.compile("|".join(f"{re.escape(first)}(?={_begin(rest)})" for first, rest in tails.items()) or r"(?!)")
-
-
-def _begin(names: Iterable[str]) -> str:
-    """Pattern for a text that begins with one of the names: a tree of their characters, so that each is read once.
-
-    A plain list of names would be tried name by name; Gemma has 6,249.
-    """
-    tails: dict[str, list[str]] = {}
-    for name in names:
-        if not name:
-            return ""
-        tails.setdefault(name[0], []).append(name[1:])
-    branches = [re.escape(first) + _begin(rest) for first, rest in tails.items()]
-    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+    return re.compile("|".join(f"{re.escape(first)}(?={one_of(rest)})" for first, rest in tails.items()) or r"(?!)")
 
 
 def _encode(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:

@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,17 +71,14 @@ class Tokenizer:
     ) -> None:
         """`special_tokens` maps the names that templates use (`bos_token`, `eos_token`, …) to their text."""
         self._backend = backend
-        self._lock = threading.Lock()
+        self._mode = _Mode(backend)
         self._byte_level = spelling == "byte-level"
         added = backend.get_added_tokens_decoder()
         self._added = {id: token.content.encode() for id, token in added.items()}
         self.control_tokens = {token.content: id for id, token in added.items() if token.special}
         """Text to id of the tokens that structure a prompt. They have no text of their own when decoded."""
         self._control_ids = frozenset(self.control_tokens.values())
-        self._control_lengths = sorted({len(name) for name in self.control_tokens}, reverse=True)
-        # Not one pattern of all names: Gemma has 6,249, and trying each at every "<" takes 0.1 ms.
-        initials = {name[0] for name in self.control_tokens}
-        self._control_start = re.compile("|".join(map(re.escape, sorted(initials))) or r"(?!)")
+        self._control = re.compile(one_of(self.control_tokens))
         self.special_tokens = dict(special_tokens)
         self.bos_id = backend.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
         self.add_bos = add_bos and self.bos_id is not None
@@ -111,8 +109,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not valid Unicode: half a surrogate pair at {error.start}") from error
-        with self._lock:
-            self._backend.encode_special_tokens = not control
+        with self._mode.reading(control):
             return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -139,16 +136,55 @@ class Tokenizer:
 
     def control_spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Start and end of each control token written out in `text`, from the left, the longest where several fit."""
-        at = 0
-        while match := self._control_start.search(text, at):
-            start = match.start()
-            ends = (start + length for length in self._control_lengths)
-            end = next((end for end in ends if text[start:end] in self.control_tokens), None)
-            if end is None:
-                at = start + 1
-            else:
-                yield start, end
-                at = end
+        return (match.span() for match in self._control.finditer(text))
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Pattern for the longest of the names that stands here; matches nothing when there are no names.
+
+    A tree of their characters, so that each is read once: a plain list would be tried name by name, and Gemma has
+    6,249 control tokens.
+    """
+    tails: dict[str, list[str]] = {}
+    for name in names:
+        tails.setdefault(name[:1], []).append(name[1:])
+    ends = "" in tails and bool(tails.pop(""))
+    branches = [re.escape(first) + (one_of(rest) if any(rest) else "") for first, rest in tails.items()]
+    if not branches:
+        return "" if ends else r"(?!)"
+    if ends:
+        return f"(?:{'|'.join(branches)})?"
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+class _Mode:
+    """Lets any number of threads encode at once as long as they all want control tokens read, or all want them not.
+
+    The backend has one switch for both, so a thread that wants the other way waits until the running ones are done;
+    those that come after it wait behind it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._control: bool | None = None
+
+    @contextmanager
+    def reading(self, control: bool) -> Iterator[None]:
+        with self._turn, self._changed:
+            if control != self._control:
+                self._changed.wait_for(lambda: self._readers == 0)
+                self._backend.encode_special_tokens = not control
+                self._control = control
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -186,7 +222,7 @@ def _from_gguf(path: Path) -> Tokenizer:
         backend,
         "byte-level" if kind == "gpt2" else "sentencepiece",
         special_tokens={name: tokens[id] for name, id in ids.items() if id is not None},
-        add_bos=fields.get("tokenizer.ggml.add_bos_token", kind == "llama"),
+        add_bos=fields.get("tokenizer.ggml.add_bos_token", kind == "llama" or _is_llama_3(fields)),
         eos_ids=[id for id in ends if id is not None],
         chat_template=fields.get("tokenizer.chat_template"),
     )
@@ -210,11 +246,14 @@ def _byte_level_backend(tokens: list[str], fields: Mapping[str, Any]) -> Backend
         known = sorted({"default", "gpt-2", "smollm", *SPLITS})
         raise TokenizerError(f"tokenizer.ggml.pre is {pre!r}; this engine knows {', '.join(known)}")
     # Llama 3 takes a word that is a token as it is, even where the merges would not build it.
-    whole_words = pre in ("llama-bpe", "llama3")
     vocab = {token: id for id, token in enumerate(tokens)}
-    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words))
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=_is_llama_3(fields)))
     backend.pre_tokenizer = cut
     return backend
+
+
+def _is_llama_3(fields: Mapping[str, Any]) -> bool:
+    return fields.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
 
 
 def _sentencepiece_backend(tokens: list[str], types: list[int], fields: Mapping[str, Any]) -> tuple[Backend, list[str]]:

@@ -1,7 +1,11 @@
 """Tokens agree with transformers reading the same file, decode to the text, and bad files are explained."""
 
 import json
+import re
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from engine import catalog
-from engine.tokenizer import BYTE_OF_CHARACTER, SPLITS, Tokenizer, TokenizerError, load_tokenizer
+from engine.tokenizer import BYTE_OF_CHARACTER, SPLITS, Tokenizer, TokenizerError, load_tokenizer, one_of
 
 CORPUS = [
     "Hello, world! It's a test; they'll say WE'RE done.",
@@ -176,6 +180,15 @@ def test_a_space_prefix_is_added_once(tmp_path: Path) -> None:
         assert ours.encode(text, add_special=True) == theirs.encode(text)
 
 
+@pytest.mark.parametrize(("pre", "wanted"), [("llama-bpe", True), ("qwen2", False)])
+def test_a_file_that_does_not_say_so_has_a_bos_where_its_family_has(tmp_path: Path, pre: str, wanted: bool) -> None:
+    fields = byte_level_fields(pre)
+    del fields["ggml.add_bos_token"]
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", "llama", fields))
+    assert tokenizer.add_bos is wanted
+    assert (tokenizer.encode("a", add_special=True)[0] == tokenizer.bos_id) is wanted
+
+
 @pytest.fixture(scope="module")
 def real_pairs() -> Callable[[str], Pair]:
     made: dict[str, Pair] = {}
@@ -263,6 +276,54 @@ def test_control_tokens_are_found_from_the_left_and_the_longest_first(tmp_path: 
     text = "<<|im_end|><|im_end|><|im_end|>|im_end|>"
     assert list(tokenizer.control_spans(text)) == [(1, 21), (21, 31)]
     assert [text[a:b] for a, b in tokenizer.control_spans(text)] == ["<|im_end|><|im_end|>", "<|im_end|>"]
+
+
+names = st.lists(st.text("<|ab>", min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@given(names=names, text=st.text("<|ab>", max_size=30))
+def test_one_of_finds_the_longest_name_at_each_place(names: list[str], text: str) -> None:
+    found, at = [], 0
+    while at < len(text):
+        fitting = [name for name in names if text.startswith(name, at)]
+        if fitting:
+            found.append(max(fitting, key=len))
+        at += len(found[-1]) if fitting else 1
+    assert re.findall(one_of(names), text) == found
+    assert re.findall(one_of([]), text) == []
+
+
+def test_finding_control_tokens_takes_time_in_proportion_to_the_text(pair: Pair) -> None:
+    text = "<|im_start" * 100_000
+    begun = time.perf_counter()
+    assert not list(pair[0].control_spans(text))
+    assert time.perf_counter() - begun < 1  # name by name and place by place: many seconds
+
+
+def test_threads_that_want_control_tokens_do_not_disturb_those_that_do_not(pair: Pair) -> None:
+    ours = pair[0]
+    name = next(iter(ours.control_tokens))
+    expected = {True: ours.encode(name * 50, add_special=False), False: ours.encode_plain(name * 50)}
+    assert expected[True] != expected[False]
+
+    def encode(control: bool) -> list[int]:
+        return ours.encode(name * 50, add_special=False) if control else ours.encode_plain(name * 50)
+
+    with ThreadPoolExecutor(8) as pool:
+        kinds = [i % 3 == 0 for i in range(400)]
+        assert list(pool.map(encode, kinds)) == [expected[kind] for kind in kinds]
+
+
+def test_two_texts_are_encoded_at_once(pair: Pair) -> None:
+    """A long text in one thread must not hold up the others; here both wait for each other inside."""
+    met = threading.Barrier(2, timeout=10)
+
+    def read() -> None:
+        with pair[0]._mode.reading(False):
+            met.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: read(), range(2)))
 
 
 def test_half_a_surrogate_pair_is_an_error_not_a_crash(pair: Pair) -> None:
