@@ -49,7 +49,7 @@ def serve(
     found = _find(models)
 
     # torch and the server take a second to import, which `--help` and `models` need not wait for.
-    from engine.backends.cpu import default_dtype
+    from engine.runner import default_dtype
     from engine.serve import ServeOptions, bind
     from engine.serve import serve as run
 

@@ -1,24 +1,40 @@
 """Loads a model and runs one step of it: flat batch in, logits out."""
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine.backends.cpu import CpuBackend, DType
+from engine.backends.base import Backend
+from engine.backends.cpu import CpuBackend
 from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
 from engine.loader import open_checkpoint
-from engine.models import Model, build
-from engine.native import kernels
+from engine.models import build
+from engine.models.decoder import Decoder
+
+DType = Literal["float32", "bfloat16", "int8"]
+
+
+def default_dtype() -> DType:
+    """The fastest that is exact enough on this machine: int8 needs dot products that do not saturate (VNNI or AMX)."""
+    able = torch.cpu.get_capabilities()
+    return "int8" if able.get("avx512_vnni") or able.get("amx_int8") else "bfloat16"
 
 
 class ModelRunner:
-    """A loaded model and its KV pools. Not safe for two steps at once."""
+    """A loaded model and its KV pools, run op by op. Not safe for two steps at once."""
 
-    def __init__(self, config: ModelConfig, model: Model, backend: CpuBackend) -> None:
-        self.config = config
-        self._model, self._backend = model, backend
+    batch_invariant = False
+    """Whether a row's result is the same bit for bit whatever its neighbours and however its prompt was cut."""
+
+    def __init__(self, decoder: Decoder, backend: Backend) -> None:
+        self._decoder, self._backend = decoder, backend
         self._pools: list[Tensor] = []
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._decoder.config
 
     @property
     def block_bytes(self) -> int:
@@ -32,12 +48,18 @@ class ModelRunner:
         size = num_blocks * BLOCK_TOKENS, self.config.num_kv_heads, self.config.head_dim
         self._pools = [self._backend.new_kv(*size) for _ in range(self.config.num_layers)]
 
+    def hidden(self, batch: FlatBatch) -> Tensor:
+        """Write the batch's KV and return the final-norm hidden states [T, hidden] float32 of all its rows."""
+        if not self._pools:
+            raise RuntimeError("allocate() the KV pool before the first step")
+        with torch.inference_mode():
+            return self._decoder.hidden(self._backend, batch, self._pools)
+
     def forward(self, batch: FlatBatch) -> Tensor:
         """Write the batch's KV and return [L, vocab] float32 logits of `batch.logits_rows`."""
-        if not self._pools:
-            raise RuntimeError("allocate() the KV pool before the first forward()")
+        hidden = self.hidden(batch)
         with torch.inference_mode():
-            return self._model.forward(batch, self._pools)
+            return self._decoder.logits(hidden.index_select(0, batch.logits_rows))
 
 
 def load(path: Path, dtype: DType, threads: int | None = None) -> ModelRunner:
@@ -50,6 +72,5 @@ def load(path: Path, dtype: DType, threads: int | None = None) -> ModelRunner:
     if threads is not None:
         torch.set_num_threads(threads)
     with torch.inference_mode():
-        checkpoint = open_checkpoint(path)
-        backend = CpuBackend(dtype, kernels())
-        return ModelRunner(checkpoint.config, build(checkpoint, backend), backend)
+        backend = CpuBackend(dtype)
+        return ModelRunner(build(open_checkpoint(path), backend), backend)

@@ -9,7 +9,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 import uvicorn
@@ -19,7 +18,7 @@ from engine.front import Front
 from engine.hosted import HostedModel
 from engine.loader import ModelFileError
 from engine.memory import blocks_that_fit, resident_memory, show_size
-from engine.runner import load
+from engine.runner import DType, load
 from engine.server import create_app
 from engine.tokenizer import load_tokenizer
 
@@ -27,8 +26,6 @@ log = logging.getLogger("engine")
 
 GRACE = 5
 """Seconds that running requests have to finish after a signal; then they are aborted and answered."""
-
-DType = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Paged attention on the CPU: our native kernel for sequences that decode, torch's fused one for all else.
+"""Paged attention on the CPU with torch's fused kernel.
 
-Without the native kernel, sequences that decode one token go together, padded to the longest of their group. A sequence
-with several new tokens (or alone in its group) gets a call of its own. Keys and values that lie in neighbouring blocks
+Sequences that decode one token go together, padded to the longest of their group. A sequence with several new tokens
+(or alone in its group) gets a call of its own. Keys and values that lie in neighbouring blocks
 are read in place, others are gathered. Query heads that share a key head ride along a broadcast dimension, so nothing
 is repeated.
 """
@@ -13,7 +13,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from engine.batch import BLOCK_TOKENS, FlatBatch
-from engine.native import Kernels
 
 SMALLEST_GROUP_BITS = 4
 """Decoding sequences group by the bit length of their block count (so padding less than doubles the work), but all
@@ -23,47 +22,31 @@ below 2 ** 4 blocks go together."""
 class AttentionPlan:
     """How one batch's rows attend; built once a step, used by every layer."""
 
-    def __init__(self, batch: FlatBatch, dtype: torch.dtype, native: Kernels | None = None) -> None:
+    def __init__(self, batch: FlatBatch, dtype: torch.dtype) -> None:
         self.slot_mapping = batch.slot_mapping
-        self.groups: list[OneSequence | DecodingGroup | NativeGroup] = []
+        self.groups: list[OneSequence | DecodingGroup] = []
         decoding: dict[int, list[int]] = defaultdict(list)
         for sequence, context in enumerate(batch.context_lens):
             if batch.query_starts[sequence + 1] - batch.query_starts[sequence] > 1:
                 self.groups.append(OneSequence(batch, sequence, dtype))
             else:
-                size = 0 if native else max(SMALLEST_GROUP_BITS, _blocks(context).bit_length())
-                decoding[size].append(sequence)
+                decoding[max(SMALLEST_GROUP_BITS, _blocks(context).bit_length())].append(sequence)
         for members in decoding.values():
-            if native:
-                self.groups.append(NativeGroup(batch, members, native))
-            elif len(members) == 1:
+            if len(members) == 1:
                 self.groups.append(OneSequence(batch, members[0], dtype))
             else:
                 self.groups.append(DecodingGroup(batch, members, dtype))
 
-    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self, queries: Tensor, pool: Tensor, scale: float, window: int | None, softcap: float | None = None
+    ) -> Tensor:
         """[T, H, D] float32 queries over a [slots, 2 * kv heads, D] pool: [T, H * D] float32."""
         if len(self.groups) == 1:
-            return self.groups[0].attend(queries, pool, scale, window)
+            return self.groups[0].attend(queries, pool, scale, window, softcap)
         out = torch.empty(len(queries), queries.shape[1] * queries.shape[2])
         for group in self.groups:
-            out[group.rows] = group.attend(queries[group.rows], pool, scale, window)
+            out[group.rows] = group.attend(queries[group.rows], pool, scale, window, softcap)
         return out
-
-
-class NativeGroup:
-    """Any sequences with one new token each; blocks are read where they lie."""
-
-    def __init__(self, batch: FlatBatch, members: list[int], native: Kernels) -> None:
-        self.rows, chosen = _rows(batch, members), torch.tensor(members)
-        whole = len(members) == len(batch.context_lens)
-        self.blocks = (batch.block_tables if whole else batch.block_tables.index_select(0, chosen)).contiguous()
-        self.contexts = torch.tensor([batch.context_lens[sequence] for sequence in members], dtype=torch.int32)
-        self.native = native
-
-    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
-        """[S, H, D] to [S, H * D]"""
-        return self.native.decode_attention(queries, pool, self.blocks, self.contexts, scale, window)
 
 
 class OneSequence:
@@ -78,7 +61,7 @@ class OneSequence:
         self.first_slot = first * BLOCK_TOKENS if torch.equal(self.blocks, run) else None
         self.masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
         """[n, H, D] to [n, H * D]"""
         queries = queries.to(self.dtype)
         if self.first_slot is not None:
@@ -91,17 +74,16 @@ class OneSequence:
             heads = queries.view(1, kv_heads, -1, queries.shape[2])
             by_head = keys_values.transpose(0, 1)[None]
             keys, values = by_head[:, :kv_heads], by_head[:, kv_heads:]
-            out = F.scaled_dot_product_attention(heads, keys, values, self._mask(window), scale=scale)
+            out = _attention(heads, keys, values, self._mask(window), scale, softcap)
             return out.float().flatten(1)
         # [kv heads as batch, query heads of each, tokens, D]
         grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2]).permute(1, 2, 0, 3)
         shared = keys_values.view(self.context, 2, kv_heads, -1).permute(1, 2, 0, 3)[:, :, None]
         keys, values = shared.expand(-1, -1, grouped.shape[1], -1, -1)
-        whole = self.count == self.context and self._windowless(window)
-        mask = None if whole else self._mask(window)
-        out = F.scaled_dot_product_attention(
-            grouped, keys, values, mask, is_causal=whole and self.count > 1, scale=scale
-        )
+        if self.count == self.context and self._windowless(window) and softcap is None:
+            out = F.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale)
+        else:
+            out = _attention(grouped, keys, values, self._mask(window), scale, softcap)
         return out.permute(2, 0, 1, 3).float().flatten(1)
 
     def _windowless(self, window: int | None) -> bool:
@@ -130,7 +112,7 @@ class DecodingGroup:
         self.dtype = dtype
         self.masks: dict[int | None, Tensor] = {}
 
-    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, queries: Tensor, pool: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
         """[S, H, D] to [S, H * D]"""
         queries = queries.to(self.dtype)
         kv_heads = pool.shape[1] // 2
@@ -140,7 +122,7 @@ class DecodingGroup:
         grouped = queries.view(len(queries), kv_heads, -1, queries.shape[2])
         mask = self._mask(window).expand(-1, -1, grouped.shape[2], -1)
         keys, values = keys_values[:, :kv_heads], keys_values[:, kv_heads:]
-        return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).float().flatten(1)
+        return _attention(grouped, keys, values, mask, scale, softcap).float().flatten(1)
 
     def _mask(self, window: int | None) -> Tensor:
         """[S, 1, 1, padded context] of 0 and -inf."""
@@ -150,6 +132,18 @@ class DecodingGroup:
             mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, -torch.inf)
             self.masks[window] = mask[:, None, None]
         return self.masks[window]
+
+
+def _attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Over the last two dimensions of each. torch's fused kernel has no soft cap, so that one goes step by step."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale)
+    scores = (queries.float() @ keys.transpose(-1, -2).float()).mul_(scale / softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores += mask.float()
+    return (scores.softmax(-1) @ values.float()).to(queries.dtype)
 
 
 def _blocks(tokens: int) -> int:

@@ -1,7 +1,11 @@
-"""The CPU backend: torch and oneDNN, few and large operations, indices worked out once a step."""
+"""The CPU op by op: torch and oneDNN, few and large operations, indices worked out once a step.
+
+float32 is the reference and bfloat16 the fast path of machines without int8 dot products. int8 is here for machines
+that have those but no C++ compiler; with one, engine.native runs int8 steps whole.
+"""
 
 import functools
-from typing import Literal
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -9,18 +13,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from engine.backends.attention import AttentionPlan
-from engine.backends.base import Linear
+from engine.backends.base import Activation, Embedding, Linear
 from engine.backends.linear import BFloat16Linear, Float32Linear, Int8Linear
 from engine.batch import FlatBatch
-from engine.native import Kernels
 
-DType = Literal["float32", "bfloat16", "int8"]
-
-
-def default_dtype() -> DType:
-    """The fastest that is exact enough on this machine: int8 needs dot products that do not saturate (VNNI or AMX)."""
-    able = torch.cpu.get_capabilities()
-    return "int8" if able.get("avx512_vnni") or able.get("amx_int8") else "bfloat16"
+LinearKind = Callable[[Tensor, Tensor | None], Linear]
+LINEARS: dict[str, LinearKind] = {"float32": Float32Linear, "bfloat16": BFloat16Linear, "int8": Int8Linear}
+    "float32": Float32Linear,
+    "bfloat16": BFloat16Linear,
+    "int8": Int8Linear,
+}
 
 
 @functools.cache
@@ -29,42 +31,32 @@ def _root(number: float) -> Tensor:
 
 
 class CpuBackend:
-    """`native`: the compiled kernels, or None for torch alone. float32 is the reference and always torch alone."""
+    """`dtype`: a key of LINEARS. Keys and values are float32 with float32, else bfloat16."""
 
-    def __init__(self, dtype: DType, native: Kernels | None = None) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: str) -> None:
+        self._linear = LINEARS[dtype]
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self.native = None if dtype == "float32" else native
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        if self.dtype == "int8":
-            return Int8Linear(weight, bias, self.native)
-        return BFloat16Linear(weight, bias) if self.dtype == "bfloat16" else Float32Linear(weight, bias)
+        return self._linear(weight, bias)
 
-    def embedding(self, table: Tensor) -> Tensor:
-        return table.to(self.kv_dtype)
-
-    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return table.index_select(0, token_ids).float()
+    def embedding(self, table: Tensor, head: Linear | None) -> Embedding:
+        stored = table.to(self.kv_dtype)
+        return lambda token_ids: stored.index_select(0, token_ids).to(torch.float32, copy=True)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if self.native is not None:
-            return self.native.rms_norm(x, weight, eps)
         # F.rms_norm is seven operations on the CPU. sqrt(sum of squares + n * eps) is the hypotenuse of two lengths.
         size = x.shape[-1]
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _root(size * eps))
         return (x * weight).mul_(length.reciprocal_().mul_(size**0.5))
 
-    def silu_gate(self, gate_up: Tensor) -> Tensor:
-        half = gate_up.shape[-1] // 2
-        return F.silu(gate_up[:, :half]).mul_(gate_up[:, half:])
+    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.rms_norm(residual.add_(delta), weight, eps)
 
-    def gelu_gate(self, gate_up: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         half = gate_up.shape[-1] // 2
-        return F.gelu(gate_up[:, :half], approximate="tanh").mul_(gate_up[:, half:])
-
-    def rotate(self, heads: Tensor, rotations: Tensor) -> None:
-        torch.view_as_complex(heads.view(*heads.shape[:2], -1, 2)).mul_(rotations)
+        gate, up = gate_up[:, :half], gate_up[:, half:]
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
     def new_kv(self, num_slots: int, num_kv_heads: int, head_dim: int) -> Tensor:
         """[num_slots, 2 * kv heads, head_dim], keys then values: one write a layer, and runs of blocks are slices."""
@@ -72,13 +64,21 @@ class CpuBackend:
         shape = num_slots, 2 * num_kv_heads, head_dim * self.kv_dtype.itemsize
         return torch.from_numpy(np.zeros(shape, dtype=np.uint8)).view(self.kv_dtype)
 
-    def write_kv(self, pool: Tensor, keys_values: Tensor, plan: AttentionPlan) -> None:
-        pool.index_copy_(0, plan.slot_mapping, keys_values.to(self.kv_dtype))
-
     def plan(self, batch: FlatBatch) -> AttentionPlan:
-        return AttentionPlan(batch, self.kv_dtype, self.native)
+        return AttentionPlan(batch, self.kv_dtype)
+
+    def rotate_and_store(self, mixed: Tensor, heads: int, rotations: Tensor, pool: Tensor, plan: AttentionPlan) -> None:
+        turned = mixed[:, : heads + pool.shape[1] // 2]
+        torch.view_as_complex(turned.view(*turned.shape[:2], -1, 2)).mul_(rotations)
+        pool.index_copy_(0, plan.slot_mapping, mixed[:, heads:].to(self.kv_dtype))
 
     def attend(
-        self, queries: Tensor, pool: Tensor, plan: AttentionPlan, scale: float, window: int | None = None
+        self,
+        queries: Tensor,
+        pool: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
-        return plan.attend(queries, pool, scale, window)
+        return plan.attend(queries, pool, scale, window, softcap)

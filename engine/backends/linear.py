@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from engine.native import Kernels
-
 ZERO_POINT = 128
 """Activations are unsigned with this zero point: oneDNN has fast kernels for that on AVX512-VNNI and AMX alike, while
 signed activations fall to its reference code where there is no AMX."""
@@ -22,9 +20,6 @@ class Float32Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual += self(x)
-
 
 class BFloat16Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -32,14 +27,8 @@ class BFloat16Linear:
         self.bias = None if bias is None else bias.bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x).float()
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual += self._product(x)
-
-    def _product(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, self.bias, "none", [], "")
-        return product
+        return product.float()
 
 
 class Int8Linear:
@@ -48,8 +37,7 @@ class Int8Linear:
     A scale is the row's largest magnitude, which becomes 127 steps. Both factors of 1 / 127 are in the weights' scales.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, native: Kernels | None = None) -> None:
-        self.quantise = quantise if native is None else native.quantise
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         largest = weight.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
         rounded = (weight * (STEPS / largest)).round_().to(torch.int8)
         self.scales = largest[:, 0] / STEPS**2
@@ -58,20 +46,9 @@ class Int8Linear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        product, scales = self._product(x)
-        return product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        product, scales = self._product(x)
-        residual.addcmul_(product, scales)
-        if self.bias is not None:
-            residual += self.bias
-
-    def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, N] still to be multiplied by the second, [T, 1]."""
-        quantised, scales = self.quantise(x)
+        activations, scales = quantise(x)
         product: Tensor = _QLINEAR(
-            quantised,
+            activations,
             1.0,
             ZERO_POINT,
             self.packed,
@@ -85,7 +62,7 @@ class Int8Linear:
             [],
             "",
         )
-        return product, scales
+        return product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales)
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.backends.base import Backend, Linear
+from engine.backends.base import Backend, Embedding, Linear
 from engine.layers.rope import pair_neighbours
 from engine.loader import Checkpoint
 
@@ -56,13 +56,14 @@ def head_norms(checkpoint: Checkpoint, block: str) -> tuple[Tensor, Tensor]:
     return pair_neighbours(query, size), pair_neighbours(key, size)
 
 
-def vocabulary(checkpoint: Checkpoint, backend: Backend) -> tuple[Tensor, Linear]:
-    """The embedding table and the output head, which has the same values where the model ties them."""
+def vocabulary(checkpoint: Checkpoint, backend: Backend) -> tuple[Embedding, Linear]:
+    """The embedding and the output head, which has the same values where the model ties them."""
     shape = checkpoint.config.vocab_size, checkpoint.config.hidden_size
     table = checkpoint.tensor("token_embd.weight", *shape)
-    embedding = backend.embedding(table)
     if checkpoint.config.tied_embeddings:
-        return embedding, backend.linear(table)
+        head = backend.linear(table)
+        return backend.embedding(table, head), head
+    embedding = backend.embedding(table, None)
     del table
     return embedding, backend.linear(*projection(checkpoint, "output", *shape))
 

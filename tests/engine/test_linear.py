@@ -10,16 +10,12 @@ from tests.engine.flat import relative_error
 @pytest.mark.parametrize("rows", [1, 5, 64])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("kind", "bound"), [(Float32Linear, 1e-6), (BFloat16Linear, 8e-3), (Int8Linear, 2e-2)])
-def test_product_bias_and_accumulation(kind, bound: float, biased: bool, rows: int) -> None:
+def test_product_and_bias(kind, bound: float, biased: bool, rows: int) -> None:
     torch.manual_seed(0)
-    weight, x, residual = torch.randn(96, 64) / 8, torch.randn(rows, 64), torch.randn(rows, 96)
+    weight, x = torch.randn(96, 64) / 8, torch.randn(rows, 64)
     bias = torch.randn(96) if biased else None
     wanted = x.double() @ weight.double().T + (bias.double() if biased else 0)
-    layer = kind(weight, bias)
-    assert relative_error(layer(x), wanted) < bound
-    total = residual.clone()
-    layer.add_to(total, x)
-    assert relative_error(total, residual + wanted) < bound
+    assert relative_error(kind(weight, bias)(x), wanted) < bound
 
 
 def test_int8_is_exact_where_int8_can_be() -> None:
