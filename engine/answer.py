@@ -1,17 +1,20 @@
 """Sends one running request's answer to its caller, and ends the request when the caller goes away."""
 
 import asyncio
+import math
+from collections import Counter
 from http import HTTPStatus
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec import UNSET, UnsetType
 
-from engine.api_reply import DONE, ReplyWriter, event, usage_so_far
+from engine.api_reply import DONE, event, usage_so_far
 from engine.api_request import StreamOptions
 from engine.errors import ApiError
 from engine.front import Front, Running
-from engine.hosted import Event
+from engine.generation import Event
 from engine.protocol import ErrorBody, Usage
+from engine.reply_writer import ReplyWriter
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,7 +30,7 @@ def answer(front: Front, running: Running, writer: ReplyWriter, stream: StreamOp
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_abort_when_gone(front, running, receive))
+        watcher = asyncio.create_task(abort_when_gone(front, running, receive))
         try:
             if stream is None:
                 await _send_whole(running, writer, send)
@@ -40,58 +43,77 @@ def answer(front: Front, running: Running, writer: ReplyWriter, stream: StreamOp
     return app
 
 
-async def _abort_when_gone(front: Front, running: Running, receive: Receive) -> None:
+async def abort_when_gone(front: Front, running: Running, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     front.abort(running)
 
 
 async def _send_whole(running: Running, writer: ReplyWriter, send: Send) -> None:
+    answers = await last_events(running)
+    if len(answers) > writer.options.choices:
+        answers = sorted(answers, key=_likelihood, reverse=True)[: writer.options.choices]
+    await send_json(writer.whole(answers, running.account), send)
+
+
+async def last_events(running: Running) -> list[Event]:
+    """How each generation ended, in the request's order; raises ApiError when one failed."""
+    answers: list[Event] = []
     async for batch in running.batches():
-        last = batch[-1]
-    _raise_if_failed(last)
-    assert last.finish is not None and last.account is not None
-    body = writer.whole(last.text, last.finish, last.account)
+        answers += [news for news in batch if news.finish is not None]
+        for news in answers:
+            _raise_if_failed(news)
+    return sorted(answers, key=lambda news: news.generation.index)
+
+
+async def send_json(body: bytes, send: Send) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+def _likelihood(answer: Event) -> float:
+    """Mean log-probability of an answer's tokens; one without any comes last."""
+    scores = [score.logprob for score in answer.scores]
+    return sum(scores) / len(scores) if scores else -math.inf
+
+
 async def _send_stream(running: Running, writer: ReplyWriter, options: StreamOptions, send: Send) -> None:
-    started = False
+    opened: set[int] = set()
+    delivered: Counter[int] = Counter()
     async for batch in running.batches():
         frames = []
-        if not started:
+        if not opened:
             _raise_if_failed(batch[0])
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
-            started = True
-            if writer.chat:
-                frames.append(writer.role(_usage(running, options, 0)))
         for news in batch:
-            frames += _frames(news, running, writer, options)
+            index = news.generation.index
+            delivered[index] = news.delivered
+            if index not in opened:
+                opened.add(index)
+                frames.append(writer.opening(index, _usage(running, options, delivered.total() - news.delivered)))
+            frames += _frames(news, writer, _usage(running, options, delivered.total()))
+            if news.finish == "error":
+                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": False})
+                return
         if frames:
             await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    last = [writer.usage(running.account)] if options.include_usage else []
+    await send({"type": "http.response.body", "body": b"".join([*last, DONE]), "more_body": False})
 
 
-def _frames(news: Event, running: Running, writer: ReplyWriter, options: StreamOptions) -> list[bytes]:
-    usage = _usage(running, options, news.delivered)
-    frames = [writer.text(news.text, usage)] if news.text else []
+def _frames(news: Event, writer: ReplyWriter, usage: Usage | UnsetType | None) -> list[bytes]:
+    index = news.generation.index
+    frames = writer.text(index, news, usage)
     if news.finish == "error":
-        frames.append(event(ErrorBody(_failure(news).detail)))
-    elif news.finish is not None:
-        assert news.account is not None
-        frames.append(writer.finish(news.finish, usage))
-        if options.include_usage:
-            frames.append(writer.usage(news.account))
-        frames.append(DONE)
-    return frames
+        return [*frames, event(ErrorBody(_failure(news).detail))]
+    return frames if news.finish is None else [*frames, writer.finish(index, news.finish, usage)]
 
 
 def _usage(running: Running, options: StreamOptions, delivered: int) -> Usage | UnsetType | None:
     """What a chunk says in `usage`: the count so far, null where only the last chunk will say it, or nothing."""
     if options.continuous_usage_stats:
-        sequence = running.generation.sequence
+        sequence = running.generations[0].sequence
         return usage_so_far(sequence.prompt_len, sequence.cached_tokens or 0, delivered)
     return None if options.include_usage else UNSET
 

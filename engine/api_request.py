@@ -1,4 +1,4 @@
-"""Decodes what a caller sends to /v1/chat/completions, /v1/completions, /tokenize and /v1/abort.
+"""Decodes what a caller sends.
 
 A parameter is honoured or refused by its name. Those in `OFF` are not supported yet: they are accepted only with a
 value that asks for nothing.
@@ -7,41 +7,35 @@ value that asks for nothing.
 import json
 import math
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from engine.errors import ApiError, bad_request
-from engine.sampling import ParameterError, SamplingParams
-
-COMPLETION_DEFAULT_TOKENS = 16
-"""OpenAI's default of `max_tokens` for /v1/completions; chat has none."""
+from engine.pooling import PoolingKind
 
 OFF: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
-    "n": (None, 1),
-    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
+    # Fields of AnswerForm below.
+    "guided_grammar": (None,),
+    "guided_regex": (None,),
+    "parallel_tool_calls": (None, True, False),
+    "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
 }
 
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]..")
 """At the very end of a body: msgspec calls a first half with fewer than 6 bytes after it truncated."""
+
+
+TokenId = Annotated[int, Meta(ge=0)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,9 +56,25 @@ class _Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    deterministic: bool | None = None
+    priority: int | None = None
+    """Lower runs first."""
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    response_format: dict[str, Any] | None = None
     # No effect on what is generated, by OpenAI's definition.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -73,10 +83,18 @@ class _Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 class ChatRequest(_Generate, frozen=True, forbid_unknown_fields=True, kw_only=True):
     messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(_Generate, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    prompt: str | list[Annotated[int, Meta(ge=0)]]
+    prompt: str | list[TokenId]
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,11 +103,38 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     prompt: str | UnsetType = UNSET
 
 
+class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    tokens: list[TokenId]
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    input: str | list[Any]
+    """A text, its tokens, or a list of either."""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    pooling: PoolingKind = "mean"
+    priority: int | None = None
+    user: str | None = None
+
+
+class AnswerForm(NamedTuple):
+    """What form the answer must have, and what tools it may call."""
+
+    response_format: dict[str, Any] | None
+    guided_regex: str | None
+    guided_grammar: str | None
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any] | None
+    parallel_tool_calls: bool
+
+
 class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
 
 
-T = TypeVar("T", ChatRequest, CompletionRequest, TokenizeRequest, AbortRequest)
+T = TypeVar("T", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, AbortRequest)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -119,28 +164,17 @@ def decode(body: bytes, kind: type[T]) -> T:
     return request
 
 
-def sampling_params(request: ChatRequest | CompletionRequest) -> SamplingParams:
-    """The request's sampling parameters, defaults filled in; raises ApiError naming the one that is out of range."""
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise bad_request("Give max_tokens or max_completion_tokens, not both.", "max_tokens")
-    limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    if limit is not None and limit < 1:
-        raise bad_request(f"{limit_name} must be at least 1, not {limit}.", limit_name)
-    if limit is None and isinstance(request, CompletionRequest):
-        limit = COMPLETION_DEFAULT_TOKENS
-    given: dict[str, Any] = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
-        if (value := getattr(request, name)) is not None
-    }
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    params = SamplingParams(**given, stop=stop, max_tokens=limit)
-    try:
-        params.validate()
-    except ParameterError as error:
-        raise bad_request(f"{error}.", error.param) from error
-    return params
+def answer_form(request: ChatRequest | CompletionRequest) -> AnswerForm:
+    """The record of these fields; a text completion knows no tools."""
+    chat = request if isinstance(request, ChatRequest) else None
+    return AnswerForm(
+        request.response_format,
+        request.guided_regex,
+        request.guided_grammar,
+        (chat.tools if chat else None) or [],
+        chat.tool_choice if chat else None,
+        chat is not None and chat.parallel_tool_calls is not False,
+    )
 
 
 def _drop_off_values(fields: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.accounting import Clock
-from engine.hosted import Event, Generation, HostedModel
+from engine.generation import Event, Generation
+from engine.hosted import HostedModel
 from engine.sequence import FinishReason
 
 log = logging.getLogger("engine")

@@ -13,19 +13,24 @@ class Detokenizer:
     joined, is the decoded text of all tokens, or its part before the stop string that was completed first.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        """`stop`: non-empty strings."""
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, include_stop: bool = False) -> None:
+        """`stop`: non-empty strings. `include_stop`: the text ends after the stop string, not before it."""
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
+        self._include_stop = include_stop
         self._held = ""
         """Text not returned yet because a stop string may have begun in it; shorter than the longest stop string."""
         self.stopped = False
         """A stop string was completed: the request has ended, whatever else is pushed."""
 
-    def push(self, token_id: int) -> str:
-        """Text that is now safe to send, often empty: no half characters, nothing that may become a stop string."""
-        return self._release(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Text that is now safe to send, often empty: no half characters, nothing that may become a stop string.
+
+        Unless it `may_stop`, the text so far is not looked at for stop strings, now or later.
+        """
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        return self._release(text) if may_stop else text
 
     def finish(self, *, cut: bool = False) -> str:
         """The text still held back. Call once, when the request ends.
@@ -46,7 +51,8 @@ class Detokenizer:
             self.stopped = True
             self._held = ""
             # The first to be completed wins, so that the answer does not depend on where tokens end.
-            return text[: min(matches)[1]]
+            end, at = min(matches)
+            return text[: end if self._include_stop else at]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

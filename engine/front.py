@@ -2,22 +2,49 @@
 
 import asyncio
 import random
+import re
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from engine.combined import combine
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import ApiError
-from engine.hosted import Event, Generation, HostedModel
+from engine.generation import Event, Generation
+from engine.hosted import HostedModel
+from engine.limits import check_prompt, longest_token
+from engine.logits import Grammar
+from engine.logprobs import TokenScore
 from engine.metrics import Latencies
-from engine.sampling import SamplingParams
+from engine.pooling import Pooling, PoolingKind
+from engine.protocol import Account
+from engine.sampling import choice_seed
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
-from engine.tokenizer import SPACE, Tokenizer
 
 Status = Literal["loading", "ok", "failed"]
+
+_PREFIX = re.compile("^(chatcmpl|cmpl|embd)-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a caller wants of one model."""
+
+    id: str
+    tenant: str
+    prompt: list[int]
+    params: SamplingParams
+    streaming: bool = False
+    choices: int = 1
+    """Answers to give; all of them share the prompt."""
+    drafts: int = 1
+    """Answers to write, of which the `choices` most likely ones are given."""
+    priority: int = 0
+    grammar: Callable[[], Grammar] | None = None
+    """Makes what constrains one answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,18 +53,34 @@ class Running:
 
     id: str
     model: HostedModel
-    generation: Generation
+    generations: list[Generation]
     news: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    accounts: dict[Generation, Account] = field(default_factory=dict)
+    """Of the generations that have ended."""
+
+    @property
+    def account(self) -> Account:
+        """The whole request's, once all its generations have ended."""
+        accounts = [self.accounts[generation] for generation in self.generations]
+        return combine(accounts, one_prompt=self.generations[0].pooling is None)
+
+    @property
+    def prompt_scores(self) -> list[TokenScore]:
+        return self.generations[0].prompt_scores
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.generations[0].sequence.prompt_len
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """All events that have come, each time there are any; the very last one has `finish` set."""
-        finished = False
-        while not finished:
+        """All events that have come, each time there are any, until every generation has had its last one."""
+        left = len(self.generations)
+        while left:
             batch = [await self.news.get()]
             while not self.news.empty():
                 batch.append(self.news.get_nowait())
+            left -= sum(event.finish is not None for event in batch)
             yield batch
-            finished = batch[-1].finish is not None
 
 
 class Front:
@@ -89,37 +132,60 @@ class Front:
             )
         return model
 
-    def submit(
-        self, id: str, tenant: str, model: HostedModel, prompt: list[int], params: SamplingParams, streaming: bool
-    ) -> Running:
+    def submit(self, model: HostedModel, order: Order) -> Running:
         """Start a request. An answer too long for the context or the pool is cut there and finishes with `length`.
 
         Raises ApiError when the prompt itself is too long, or the id is in use.
         """
-        check_prompt(model, prompt)
+        check_prompt(model, order.prompt)
+        limit, params = model.max_model_len, order.params
+        length = limit if params.max_tokens is None else min(limit, len(order.prompt) + params.max_tokens)
+        seed = random.getrandbits(63) if params.seed is None else params.seed
+        generations = []
+        for index in range(max(order.drafts, order.choices)):
+            own = params if index == 0 else replace(params, prompt_logprobs=None)
+            sequence = _sequence(order.id, order.tenant, order.prompt, length, order.priority)
+            sequence.reuse = own.prompt_logprobs is None
+            detokenizer = Detokenizer(model.tokenizer, params.stop, include_stop=params.include_stop)
+            grammar = order.grammar() if order.grammar is not None else None
+            generations.append(
+                Generation(sequence, own, detokenizer, order.streaming, choice_seed(seed, index), index, grammar)
+            )
+        generations[0].followers = generations[1:]
+        return self._start(order.id, model, generations, generations[:1])
+
+    def submit_texts(
+        self, model: HostedModel, id: str, tenant: str, texts: list[list[int]], kind: PoolingKind, priority: int
+    ) -> Running:
+        """Start computing one vector for each text; raises ApiError as `submit` does."""
+        generations = []
+        for index, tokens in enumerate(texts):
+            check_prompt(model, tokens)
+            sequence = _sequence(id, tenant, tokens, len(tokens), priority)
+            sequence.reuse = False
+            detokenizer = Detokenizer(model.tokenizer)
+            generations.append(
+                Generation(sequence, SamplingParams(), detokenizer, False, 0, index, pooling=Pooling(kind))
+            )
+        return self._start(id, model, generations, generations)
+
+    def _start(self, id: str, model: HostedModel, generations: list[Generation], first: list[Generation]) -> Running:
         if id in self._running:
             raise ApiError(409, f"A request with the id {id!r} is already running.", code="duplicate_request_id")
-        limit = model.max_model_len
-        sequence = Sequence(
-            id=id,
-            salt=tenant.encode(),
-            tokens=prompt,
-            prompt_len=len(prompt),
-            max_len=limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens),
-            arrived=time.monotonic(),
-        )
-        seed = random.getrandbits(63) if params.seed is None else params.seed
-        generation = Generation(sequence, params, Detokenizer(model.tokenizer, params.stop), streaming, seed)
-        running = Running(id, model, generation)
+        running = Running(id, model, generations)
         assert self.core is not None
-        self.core.submit(model, generation)
-        self._running[id] = self._by_generation[generation] = running
+        for generation in first:
+            self.core.submit(model, generation)
+        self._running[id] = running
+        for generation in generations:
+            self._by_generation[generation] = running
         return running
 
     def abort(self, running: Running) -> None:
         """End a request before the next step; harmless when it has ended."""
         if self.core is not None and running.id in self._running:
-            self.core.abort(running.model, running.generation)
+            for generation in running.generations:
+                self.core.abort(running.model, generation)
 
     def abort_all(self) -> None:
         for running in list(self._running.values()):
@@ -127,7 +193,7 @@ class Front:
 
     def find(self, id: str) -> Running | None:
         """The running request of that id, given as the caller's id or as the `id` of its reply."""
-        return self._running.get(id) or self._running.get(id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
+        return self._running.get(id) or self._running.get(_PREFIX.sub("", id))
 
     def _deliver(self, events: list[Event]) -> None:
         if not self._loop.is_closed():
@@ -137,56 +203,22 @@ class Front:
         for event in events:
             running = self._by_generation[event.generation]
             if event.account is not None:
-                del self._running[running.id], self._by_generation[event.generation]
-                self.latencies.observe(running.model.name, event.account)
+                del self._by_generation[event.generation]
+                running.accounts[event.generation] = event.account
+                if event.finish == "error":
+                    self.abort(running)
+                if len(running.accounts) == len(running.generations):
+                    del self._running[running.id]
+                    self.latencies.observe(running.model.name, running.account)
             running.news.put_nowait(event)
 
 
-def check_prompt(model: HostedModel, prompt: list[int]) -> None:
-    """Raise ApiError (400) for a prompt that this model can never answer."""
-    if not prompt:
-        raise ApiError(400, "The prompt is empty: give it at least one token.", param="prompt", code="empty_prompt")
-    _check_length(model, len(prompt))
-    vocabulary = model.runner.config.vocab_size
-    if (highest := max(prompt)) >= vocabulary:
-        raise ApiError(
-            400,
-            f"The prompt has the token id {highest}, but {model.name} knows only ids below {vocabulary}.",
-            param="prompt",
-            code="invalid_token_id",
-        )
-
-
-def check_text(model: HostedModel, text: str) -> None:
-    """Raise ApiError (400) for a text too long for this model however it is cut into tokens, without cutting it.
-
-    A tokenizer's normaliser may shorten text a little, by composing accents; the longest token is so far above the
-    usual one that no text worth sending is near this bound.
-    """
-    size = len(text.replace(SPACE, " ").encode(errors="replace"))
-    _check_length(model, -(-size // longest_token(model.tokenizer)), "at least ")
-
-
-@lru_cache(maxsize=16)
-def longest_token(tokenizer: Tokenizer) -> int:
-    """Most bytes of text that one token can stand for; SPACE counts as the space that it spells."""
-    names = (name.encode() for name in tokenizer.control_tokens)
-    return max(len(spelt) for spelt in (*map(tokenizer.token_bytes, range(tokenizer.vocab_size)), *names))
-
-
-def _check_length(model: HostedModel, count: int, bound: str = "") -> None:
-    """Raise ApiError (400) when `count` tokens leave no room for an answer; `bound` goes before the number."""
-    if count >= model.max_context:
-        raise ApiError(
-            400,
-            f"The prompt has {bound}{count} tokens, but {model.name} has a context of {model.max_context} tokens for "
-            "prompt and answer together: shorten the prompt.",
-            code="context_length_exceeded",
-        )
-    if count >= model.pool_tokens:
-        raise ApiError(
-            400,
-            f"The prompt has {bound}{count} tokens, but {model.name} has KV memory for {model.pool_tokens} tokens, "
-            "prompt and answer together: shorten the prompt, or start the engine with more --kv-memory.",
-            code="context_length_exceeded",
-        )
+def _sequence(id: str, tenant: str, prompt: list[int], max_len: int, priority: int) -> Sequence:
+    return Sequence(
+        id=id,
+        salt=tenant.encode(),
+        tokens=list(prompt),
+        prompt_len=len(prompt),
+        max_len=max_len,
+        arrived=time.monotonic(),
+    )

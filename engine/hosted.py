@@ -3,22 +3,29 @@
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine.accounting import Clock, CostModel, DeviceTime
 from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
 from engine.block_manager import BlockManager
-from engine.detokenizer import Detokenizer
-from engine.protocol import Account
-from engine.sampling import SamplingParams, sample
+from engine.draw import draw, score_prompt
+from engine.generation import Event, Generation
+from engine.logits import TokenRules, needs_rules
+from engine.logprobs import TokenScore
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import FinishReason, Sequence
 from engine.tokenizer import Tokenizer
 
 log = logging.getLogger("engine")
+
+SCORED_ROWS = 64
+"""Rows of a prompt to score in one forward."""
 
 
 class Runner(Protocol):
@@ -30,32 +37,9 @@ class Runner(Protocol):
     def block_bytes(self) -> int: ...
     def allocate(self, num_blocks: int) -> None: ...
     def forward(self, batch: FlatBatch) -> Tensor: ...
-
-
-class Event(NamedTuple):
-    """News of one generation, made by the step loop."""
-
-    generation: "Generation"
-    text: str
-    delivered: int
-    """Output tokens whose text has been handed over, this event included."""
-    finish: FinishReason | None = None
-    account: Account | None = None
-    """Set when `finish` is."""
-    error: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """A request in progress: its sequence, and how its tokens become text."""
-
-    sequence: Sequence
-    params: SamplingParams
-    detokenizer: Detokenizer
-    streaming: bool
-    """Whether text is reported as it comes, or only with the last event."""
-    seed: int
-    held_text: list[str] = field(default_factory=list)
+    def hidden(self, batch: FlatBatch) -> Tensor: ...
+    @property
+    def batch_invariant(self) -> bool: ...
 
 
 class HostedModel:
@@ -88,8 +72,10 @@ class HostedModel:
         return self.scheduler.has_work
 
     def start(self, generation: Generation) -> None:
-        self.generations[generation.sequence] = generation
-        self.scheduler.add(generation.sequence)
+        """Queue a generation; its followers wait until it has its first token."""
+        for member in (generation, *generation.followers):
+            self.generations[member.sequence] = member
+        self._queue(generation)
 
     def abort(self, generation: Generation) -> list[Event]:
         """End a generation now, in whatever state, and give its blocks back; nothing if it has ended already."""
@@ -105,13 +91,14 @@ class HostedModel:
     def step(self, clock: Clock) -> list[Event]:
         """Compute one step and report what came of it. A step that fails ends the requests in it, not the engine."""
         chunks = self.scheduler.schedule(time.monotonic())
-        sampling = [self.generations[chunk.sequence] for chunk in chunks if chunk.samples]
         try:
-            logits = self.runner.forward(self.scheduler.batch(chunks))
-            tokens = self._sample(logits, sampling)
+            drawn = [news for part in self._parts(chunks) for news in self._compute(part)]
             self.scheduler.commit(chunks)
             now = time.monotonic()
-            pushed = [self._push(generation, token, now) for generation, token in zip(sampling, tokens, strict=True)]
+            pushed = [
+                (generation, *generation.push(token, score, now, self.tokenizer.eos_ids))
+                for generation, token, score in drawn
+            ]
         except Exception as error:
             log.exception("A step of %s failed; its %d requests end with an error", self.name, len(chunks))
             self._share_time(chunks, clock)
@@ -119,53 +106,91 @@ class HostedModel:
             return [self._end(self.generations[chunk.sequence], "error", "", message) for chunk in chunks]
         self._share_time(chunks, clock)
         events = []
-        for generation, (text, finish) in zip(sampling, pushed, strict=True):
+        for generation, text, finish in pushed:
+            self._queue_followers(generation)
             if finish is not None:
                 events.append(self._end(generation, finish, text))
             elif generation.streaming and (text or generation.sequence.generated == 1):
-                events.append(Event(generation, text, generation.sequence.delivered))
-        return events
+                events.append(generation.event(text))
+        return events + self._end_readers(chunks)
 
-    def _sample(self, logits: Tensor, sampling: list[Generation]) -> list[int]:
-        if not sampling:
+    def _parts(self, chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+        """The chunks as batches for one forward each: what is pooled, what is sampled, and prompts to score.
+
+        A prompt's scores take logits of every row, so these go a few rows at a time: memory stays what the largest
+        decode batch needs.
+        """
+        pooled: list[Chunk] = []
+        plain: list[Chunk] = []
+        scored: list[Chunk] = []
+        for chunk in chunks:
+            generation = self.generations[chunk.sequence]
+            (pooled if generation.pooling else scored if generation.scores_prompt else plain).append(chunk)
+        yield from (part for part in (pooled, plain) if part)
+        for sequence, start, end in scored:
+            for at in range(start, end, SCORED_ROWS):
+                yield [Chunk(sequence, at, min(at + SCORED_ROWS, end))]
+
+    def _compute(self, chunks: list[Chunk]) -> list[tuple[Generation, int, TokenScore | None]]:
+        """Run one part; returns the tokens drawn."""
+        batch = self.scheduler.batch(chunks)
+        generations = [self.generations[chunk.sequence] for chunk in chunks]
+        if generations[0].pooling:
+            hidden = self.runner.hidden(batch)
+            for generation, chunk, (first, end) in zip(generations, chunks, pairwise(batch.query_starts), strict=True):
+                assert generation.pooling is not None
+                generation.pooling.add(hidden[first:end], chunk.start)
             return []
-        return sample(
-            logits, [g.params for g in sampling], [g.seed for g in sampling], [len(g.sequence.tokens) for g in sampling]
-        )
+        sampling = [g for g, chunk in zip(generations, chunks, strict=True) if chunk.samples and not g.only_reads]
+        scoring = generations[0] if generations[0].scores_prompt else None
+        if scoring is not None:
+            _, start, end = chunks[0]
+            first, last = max(start, len(scoring.prompt_scores)), min(end, scoring.sequence.prompt_len - 1)
+            rows = [*range(first - start, last - start), *(() if not chunks[0].samples else (end - start - 1,))]
+            logits = self.runner.forward(replace(batch, logits_rows=torch.tensor(rows, dtype=torch.int64)))
+            score_prompt(logits[: last - first], scoring)
+            scoring.sequence.reuse = not scoring.scores_prompt  # from now on a preempted one may come back by the cache
+            logits = logits[last - first :]
+        else:
+            logits = self.runner.forward(batch)
+        drawn = draw(logits, sampling)
+        return [(generation, token, score) for generation, (token, score) in zip(sampling, drawn, strict=True)]
 
-    def _push(self, generation: Generation, token: int, now: float) -> tuple[str, FinishReason | None]:
-        """Append a sampled token; returns the text that may be shown now, and why it was the last one, if it was."""
-        sequence, detokenizer = generation.sequence, generation.detokenizer
-        sequence.tokens.append(token)
-        if sequence.first_token is None:
-            sequence.first_token = now
-        if token in self.tokenizer.eos_ids and not generation.params.ignore_eos:
-            sequence.delivered = sequence.generated - 1
-            return detokenizer.finish(), "stop"
-        text = detokenizer.push(token)
-        if text:
-            sequence.delivered = sequence.generated
-        if detokenizer.stopped:
-            return text, "stop"
-        if len(sequence.tokens) >= sequence.max_len:
-            sequence.delivered = sequence.generated
-            return text + detokenizer.finish(cut=True), "length"
-        if not generation.streaming:
-            generation.held_text.append(text)
-        return text, None
+    def _end_readers(self, chunks: list[Chunk]) -> list[Event]:
+        """End what ends with its prompt."""
+        read = [self.generations[chunk.sequence] for chunk in chunks if chunk.sequence in self.generations]
+        done = [generation for generation in read if generation.only_reads and not generation.sequence.remaining]
+        return [self._end(generation, "stop" if generation.pooling else "length", "") for generation in done]
+
+    def _queue(self, generation: Generation) -> None:
+        if needs_rules(generation.params):
+            prompt = generation.sequence.tokens
+            generation.rules = TokenRules(generation.params, prompt, self.tokenizer.eos_ids)
+        generation.queued = True
+        self.scheduler.add(generation.sequence)
+
+    def _queue_followers(self, generation: Generation) -> None:
+        for follower in generation.followers:
+            if follower.sequence in self.generations:
+                self._queue(follower)
+        generation.followers = []
 
     def _end(self, generation: Generation, finish: FinishReason, text: str, error: str | None = None) -> Event:
         sequence = generation.sequence
         now = time.monotonic()
         if finish == "abort":
             sequence.delivered = sequence.generated
-        self.scheduler.remove(sequence, now)
+        if generation.queued:
+            self.scheduler.remove(sequence, now)
         del self.generations[sequence]
+        self._queue_followers(generation)
         account = sequence.account(now)
         self.finished[finish] += 1
-        for name in ("input_fresh", "input_cached", "output_text", "generated_tokens", "recomputed_tokens"):
+        # A request's choices share one prompt: it is counted with the first of them.
+        names = ("output_text", "generated_tokens", "recomputed_tokens")
+        for name in names if generation.index else ("input_fresh", "input_cached", *names):
             self.tokens[name] += getattr(account, name)
-        return Event(generation, "".join(generation.held_text) + text, sequence.delivered, finish, account, error)
+        return generation.event("".join(generation.held_text) + text, finish, account, error)
 
     def _share_time(self, chunks: list[Chunk], clock: Clock) -> None:
         """Close the step's time and charge it to the chunks by weight; positions past the prompt are decode."""

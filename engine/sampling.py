@@ -3,13 +3,11 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024
+from engine.sampling_params import SamplingParams
 
 CANDIDATES = 1024
 """How many of the best tokens are looked at first. Where a filter may keep more, the row is sorted as a whole."""
@@ -21,67 +19,18 @@ SMALLEST_TOP_P = 1e-9
 """Any smaller sum keeps only the best token too."""
 
 
-class ParameterError(ValueError):
-    """A sampling parameter has a value out of its range. `param` is its name, the message says what is allowed."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """What one request asks of sampling. The defaults are the API's: the model's own distribution, until it ends."""
-
-    temperature: float = 1.0
-    """Logits are divided by it; 0 takes the best token always."""
-    top_p: float = 1.0
-    """Keep the smallest set of best tokens whose probabilities (after top_k) reach this sum; 1 keeps all."""
-    top_k: int = 0
-    """Keep this many best tokens; 0 and -1 keep all."""
-    min_p: float = 0.0
-    """Keep tokens at least this fraction as likely as the best one."""
-    seed: int | None = None
-    """The same seed, prompt and parameters give the same tokens. None: different every time."""
-    stop: tuple[str, ...] = ()
-    """The text ends before the first of these."""
-    max_tokens: int | None = None
-    """At most this many tokens; None: until the context is full."""
-    ignore_eos: bool = False
-    """Go on after the model ends its text."""
-
-    def validate(self) -> None:
-        """Raise ParameterError for the first parameter out of its range."""
-        _check_float("temperature", self.temperature, 0, 2)
-        _check_float("top_p", self.top_p, 0, 1, above=True)
-        _check_float("min_p", self.min_p, 0, 1)
-        if not _is_int(self.top_k) or self.top_k < -1:
-            raise ParameterError("top_k", f"top_k must be a whole number from 1 up, or 0 or -1 for all: {self.top_k}")
-        if self.seed is not None and not (_is_int(self.seed) and -(2**63) <= self.seed < 2**64):
-            raise ParameterError("seed", f"seed must be a whole number of at most 64 bits, or null: {self.seed}")
-        if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
-            raise ParameterError("max_tokens", f"max_tokens must be a whole number of at least 1: {self.max_tokens}")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise ParameterError("stop", f"stop takes at most {MAX_STOP_STRINGS} strings, here are {len(self.stop)}")
-        if not all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_LENGTH for text in self.stop):
-            raise ParameterError("stop", f"each stop string must have 1 to {MAX_STOP_LENGTH} characters")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_float(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not low <= value <= high or (above and value == low):
-        allowed = f"above {low} and at most {high}" if above else f"from {low} to {high}"
-        raise ParameterError(name, f"{name} must be a number {allowed}: {value}")
-
-
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing but the request's seed and the token's position in its sequence."""
     key = (seed % 2**64).to_bytes(8, "little") + position.to_bytes(8, "little")
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of a request's choice number `index`; the first one has the request's own."""
+    if index == 0:
+        return seed
+    key = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"choice").digest(), "little")
 
 
 def sample(

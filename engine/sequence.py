@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.block_manager import Space
 from engine.protocol import Account
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -19,6 +20,20 @@ class Sequence:
     max_len: int
     """Prompt and output tokens together may not exceed this."""
     arrived: float
+    adapter: bytes = b""
+    """What its KV depends on besides the model; empty for the bare model."""
+    priority: int = 0
+    """Lower goes first."""
+    reserves_all: bool = False
+    """Whether it starts only when all blocks that `max_len` takes are sure to be there."""
+    reuse: bool = True
+    """Whether leading tokens may be taken from the cache; not where something is wanted of each of them."""
+
+    space: Space = field(init=False)
+    order: int = 0
+    """Its number in order of arrival, given by the scheduler."""
+    last_step: int = 0
+    """The last step in which it decoded while tenants competed."""
 
     # Where its KV is.
     computed: int = 0
@@ -28,6 +43,10 @@ class Sequence:
     """Its row of the scheduler's block table; None while it waits."""
     hashes: list[bytes] = field(default_factory=list)
     """Block hashes of its leading full blocks, as far as anyone asked."""
+    reused: int = 0
+    """Leading blocks that it found in the cache when it was last started."""
+    promised: int = 0
+    """Blocks that it can count on in all."""
     registered: int = 0
     """Leading blocks that the block manager can find by hash."""
     collided: bool = False
@@ -48,6 +67,9 @@ class Sequence:
     blocks_since: float = 0.0
     delivered: int = 0
     """Output tokens whose text was handed to the caller."""
+
+    def __post_init__(self) -> None:
+        self.space = Space(self.salt, self.adapter)
 
     @property
     def remaining(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,22 +16,28 @@ from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
 from engine.answer import answer
-from engine.api_reply import ReplyKind, ReplyWriter
+from engine.api_embeddings import embed
+from engine.api_logprobs import spell_out
+from engine.api_params import choices, known_tokens, sampling_params
+from engine.api_reply import ReplyKind
 from engine.api_request import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
     StreamOptions,
     TokenizeRequest,
     decode,
-    sampling_params,
 )
 from engine.chat import ChatError, render
 from engine.errors import ApiError, bad_request
-from engine.front import Front, check_text
+from engine.front import Front, Order
 from engine.hosted import HostedModel
+from engine.limits import check_text
 from engine.metrics import CoreCollector
 from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
+from engine.reply_writer import ReplyOptions, ReplyWriter
 
 log = logging.getLogger("engine")
 
@@ -45,7 +52,7 @@ HttpRequest = Request[Any, Any, Any]
 def create_app(front: Front) -> Litestar:
     """The application over `front`, which may still be loading its models."""
     return Litestar(
-        [chat_completions, completions, tokenize, abort, list_models, health, metrics],
+        [chat_completions, completions, embeddings, tokenize, detokenize, abort, list_models, health, metrics],
         dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
         openapi_config=None,
@@ -89,6 +96,23 @@ async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Respo
     return _json(TokenizeReply(len(tokens), model.max_model_len, tokens))
 
 
+@post("/detokenize")
+async def detokenize(request: HttpRequest, front: NamedDependency[Front]) -> Response[bytes]:
+    """The text of token ids, control tokens written out as /tokenize takes them."""
+    body = decode(await _read_body(request), DetokenizeRequest)
+    model = front.model(body.model)
+    known_tokens(body.tokens, model.runner.config.vocab_size, "tokens")
+    return _json({"prompt": spell_out(model.tokenizer, body.tokens)})
+
+
+@post("/v1/embeddings")
+async def embeddings(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
+    body = decode(await _read_body(request), EmbeddingRequest)
+    model = front.model(body.model)
+    id, tenant = _names(request)
+    return await embed(front, model, body, id, tenant)
+
+
 @post("/v1/abort")
 async def abort(request: HttpRequest, front: NamedDependency[Front]) -> Response[bytes]:
     """Ends a request before the next step; its own response ends normally with `finish_reason: "abort"`."""
@@ -129,11 +153,43 @@ def _generate(
     prompt: list[int],
     kind: ReplyKind,
 ) -> ASGIApp:
-    id = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
-    tenant = request.headers.get(TENANT_HEADER, "")
-    running = front.submit(id, tenant, model, prompt, sampling_params(body), bool(body.stream))
-    writer = ReplyWriter(kind, id, model.name, int(time.time()))
+    id, tenant = _names(request)
+    params = sampling_params(body, model)
+    count, drafts = choices(body)
+    options = ReplyOptions(
+        logprobs=params.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        echo=_echo(model, body),
+        choices=count,
+    )
+    if drafts > count and params.logprobs is None:
+        params = replace(params, logprobs=0)  # to choose by
+    order = Order(
+        id=id,
+        tenant=tenant,
+        prompt=prompt,
+        params=params,
+        streaming=bool(body.stream),
+        choices=count,
+        drafts=drafts,
+        priority=body.priority or 0,
+    )
+    running = front.submit(model, order)
+    writer = ReplyWriter(
+        kind, id, model.name, int(time.time()), model.tokenizer, prompt, running.prompt_scores, options
+    )
     return answer(front, running, writer, (body.stream_options or StreamOptions()) if body.stream else None)
+
+
+def _names(request: HttpRequest) -> tuple[str, str]:
+    """The request's id and its tenant."""
+    return request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex, request.headers.get(TENANT_HEADER, "")
+
+
+def _echo(model: HostedModel, body: ChatRequest | CompletionRequest) -> str | None:
+    if isinstance(body, ChatRequest) or not body.echo:
+        return None
+    return body.prompt if isinstance(body.prompt, str) else spell_out(model.tokenizer, body.prompt)
 
 
 async def _render(model: HostedModel, messages: list[dict[str, Any]]) -> list[int]:

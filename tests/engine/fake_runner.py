@@ -25,6 +25,7 @@ class FakeRunner:
     """Same public face as engine.runner.ModelRunner."""
 
     block_bytes = 8 * BLOCK_TOKENS
+    batch_invariant = True
 
     def __init__(self, max_context: int = 512) -> None:
         self.config = ModelConfig(
@@ -38,13 +39,25 @@ class FakeRunner:
     def allocate(self, num_blocks: int) -> None:
         self.kv = [0] * (num_blocks * BLOCK_TOKENS)
 
+    def hidden(self, batch: FlatBatch) -> torch.Tensor:
+        """[T, 8]: numbers that depend on every token up to each row's own."""
+        seen = self._run(batch, list(range(len(batch.token_ids))))
+        return torch.tensor([[(value >> (7 * i)) % 101 - 50.0 for i in range(8)] for value in seen])
+
     def forward(self, batch: FlatBatch) -> torch.Tensor:
+        seen = self._run(batch, batch.logits_rows.tolist())
+        logits = torch.zeros(len(seen), VOCAB)
+        for row, value in enumerate(seen):
+            logits[row, value % VOCAB] = 1.0
+        return logits
+
+    def _run(self, batch: FlatBatch, wanted: list[int]) -> list[int]:
+        """Write the batch's KV; returns what each wanted row has seen."""
         if self.fail_next:
             error, self.fail_next = self.fail_next, None
             raise error
         self.batches.append(batch)
-        wanted = batch.logits_rows.tolist()
-        logits = torch.zeros(len(wanted), VOCAB)
+        found: dict[int, int] = {}
         for s, context in enumerate(batch.context_lens):
             first, end = batch.query_starts[s], batch.query_starts[s + 1]
             table = batch.block_tables[s].tolist()
@@ -57,9 +70,8 @@ class FakeRunner:
                 self.kv[slot[position]] = mix(int(batch.token_ids[row]), position, before)
             for row in range(first, end):
                 if row in wanted:
-                    seen = mix(*(self.kv[slot[p]] for p in range(int(batch.positions[row]) + 1)))
-                    logits[wanted.index(row), seen % VOCAB] = 1.0
-        return logits
+                    found[row] = mix(*(self.kv[slot[p]] for p in range(int(batch.positions[row]) + 1)))
+        return [found[row] for row in wanted]
 
 
 def reference(prompt: list[int], count: int) -> list[int]:

@@ -5,8 +5,9 @@ import time
 
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
-from engine.hosted import Event, Generation, HostedModel
-from engine.sampling import SamplingParams
+from engine.generation import Event, Generation
+from engine.hosted import HostedModel
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
 
