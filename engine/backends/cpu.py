@@ -19,10 +19,6 @@ from engine.batch import FlatBatch
 
 LinearKind = Callable[[Tensor, Tensor | None], Linear]
 LINEARS: dict[str, LinearKind] = {"float32": Float32Linear, "bfloat16": BFloat16Linear, "int8": Int8Linear}
-    "float32": Float32Linear,
-    "bfloat16": BFloat16Linear,
-    "int8": Int8Linear,
-}
 
 
 @functools.cache
