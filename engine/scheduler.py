@@ -243,7 +243,7 @@ class Scheduler:
         """What starting a waiting sequence takes; None if it was set aside, for another is computing its prefix."""
         length = len(sequence.tokens)
         # At least one token is always computed: its logits are what we are here for.
-        reusable = (length - 1) // BLOCK_TOKENS
+        reusable = (length - 1) // BLOCK_TOKENS if sequence.reuse else 0
         self.manager.extend_hashes(sequence.hashes, sequence.space, sequence.tokens, length // BLOCK_TOKENS)
         shared = self.manager.match(sequence.hashes[:reusable], sequence.space, sequence.tokens)
         found = coming = len(shared)
@@ -322,7 +322,7 @@ class Scheduler:
         blocks = {name: tenant.blocks for name, tenant in active.items()}
         rows = {name: tenant.running for name, tenant in active.items()}
         missing_blocks, missing_rows = fit.missing, int(not self._free_rows)
-        victims = []
+        victims: list[Sequence] = []
         for victim in reversed(self.running):
             if missing_blocks <= 0 and missing_rows <= 0:
                 return victims

@@ -84,8 +84,8 @@ def test_a_fully_cached_prompt_of_whole_blocks_still_computes(k: int) -> None:
 
 
 def test_hits_are_frozen_at_first_admission() -> None:
-    driver = Driver(6, budget=512)
-    a, b = driver.add(prompt_of(30, 1), 40), driver.add(prompt_of(30, 2), 40)
+    driver = Driver(8, budget=512)
+    a, b = driver.add(prompt_of(30, 1), 60), driver.add(prompt_of(30, 2), 60)
     driver.run()
     assert b.preemptions >= 1 and a.preemptions == 0
     assert a.cached_tokens == b.cached_tokens == 0
@@ -115,7 +115,7 @@ def test_a_waiting_sequence_can_be_removed() -> None:
 
 
 def test_a_forced_hash_collision_changes_no_output() -> None:
-    driver = Driver(64, budget=64, digest=lambda parent, salt, tokens: b"same")
+    driver = Driver(64, budget=64, digest=lambda parent, space, tokens: b"same")
     sequences = [driver.add(prompt_of(70, seed), 40) for seed in (1, 2, 1, 3)]
     driver.run()
     again = driver.add(prompt_of(70, 1), 40)
@@ -146,7 +146,7 @@ operations = st.lists(
 @given(operations, st.integers(13, 40), st.integers(1, 80), st.booleans())
 def test_random_operations_keep_the_pool_whole_and_the_text_right(ops, num_blocks, budget, collide) -> None:
     """Any mix of arrivals, chunks, preemptions, aborts, evictions and ends, in a pool that is often too small."""
-    digest = (lambda parent, salt, tokens: b"same") if collide else block_digest
+    digest = (lambda parent, space, tokens: b"same") if collide else block_digest
     driver = Driver(num_blocks, budget, digest)
     live: list[Sequence] = []
     for op in ops:
