@@ -81,10 +81,18 @@ def _likelihood(answer: Event) -> float:
 async def _send_stream(running: Running, writer: ReplyWriter, options: StreamOptions, send: Send) -> None:
     opened: set[int] = set()
     delivered: Counter[int] = Counter()
+    early: list[Event] = []
     async for batch in running.batches():
         frames = []
+        if writer.options.echo is not None and not opened:
+            # The first choice's news means that the prompt's scores are there, which every choice begins with.
+            early += batch
+            if not any(news.generation.index == 0 or news.finish == "error" for news in early):
+                continue
+            batch = early
         if not opened:
-            _raise_if_failed(batch[0])
+            for news in batch:
+                _raise_if_failed(news)
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": STREAM_HEADERS})
         for news in batch:
             index = news.generation.index

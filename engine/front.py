@@ -14,7 +14,7 @@ from engine.detokenizer import Detokenizer
 from engine.errors import ApiError
 from engine.generation import Event, Generation
 from engine.hosted import HostedModel
-from engine.limits import check_prompt, longest_token
+from engine.limits import check_answer, check_prompt, longest_token
 from engine.logits import Grammar
 from engine.logprobs import TokenScore
 from engine.metrics import Latencies
@@ -138,6 +138,7 @@ class Front:
         Raises ApiError when the prompt itself is too long, or the id is in use.
         """
         check_prompt(model, order.prompt)
+        check_answer(model, len(order.prompt), order.params.max_tokens)
         limit, params = model.max_model_len, order.params
         length = limit if params.max_tokens is None else min(limit, len(order.prompt) + params.max_tokens)
         seed = random.getrandbits(63) if params.seed is None else params.seed
@@ -145,14 +146,14 @@ class Front:
         for index in range(max(order.drafts, order.choices)):
             own = params if index == 0 else replace(params, prompt_logprobs=None)
             sequence = _sequence(order.id, order.tenant, order.prompt, length, order.priority)
+            sequence.reserves_all = params.max_tokens is not None
             sequence.reuse = own.prompt_logprobs is None
             detokenizer = Detokenizer(model.tokenizer, params.stop, include_stop=params.include_stop)
             grammar = order.grammar() if order.grammar is not None else None
             generations.append(
                 Generation(sequence, own, detokenizer, order.streaming, choice_seed(seed, index), index, grammar)
             )
-        generations[0].followers = generations[1:]
-        return self._start(order.id, model, generations, generations[:1])
+        return self._start(order.id, model, generations)
 
     def submit_texts(
         self, model: HostedModel, id: str, tenant: str, texts: list[list[int]], kind: PoolingKind, priority: int
@@ -162,19 +163,19 @@ class Front:
         for index, tokens in enumerate(texts):
             check_prompt(model, tokens)
             sequence = _sequence(id, tenant, tokens, len(tokens), priority)
-            sequence.reuse = False
+            sequence.reserves_all, sequence.reuse = True, False
             detokenizer = Detokenizer(model.tokenizer)
             generations.append(
                 Generation(sequence, SamplingParams(), detokenizer, False, 0, index, pooling=Pooling(kind))
             )
-        return self._start(id, model, generations, generations)
+        return self._start(id, model, generations)
 
-    def _start(self, id: str, model: HostedModel, generations: list[Generation], first: list[Generation]) -> Running:
+    def _start(self, id: str, model: HostedModel, generations: list[Generation]) -> Running:
         if id in self._running:
             raise ApiError(409, f"A request with the id {id!r} is already running.", code="duplicate_request_id")
         running = Running(id, model, generations)
         assert self.core is not None
-        for generation in first:
+        for generation in generations:
             self.core.submit(model, generation)
         self._running[id] = running
         for generation in generations:
@@ -221,4 +222,5 @@ def _sequence(id: str, tenant: str, prompt: list[int], max_len: int, priority: i
         prompt_len=len(prompt),
         max_len=max_len,
         arrived=time.monotonic(),
+        priority=priority,
     )

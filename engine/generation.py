@@ -46,13 +46,9 @@ class Generation:
     grammar: Grammar | None = None
     pooling: Pooling | None = None
     """Set where the request wants a vector and not an answer."""
-    followers: list["Generation"] = field(default_factory=list)
-    """Further choices of the same prompt; they start when its KV is there for them to share."""
     rules: TokenRules | None = None
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the prompt's tokens from the second on. Complete before the first event."""
-    queued: bool = False
-    """Whether the scheduler knows of it."""
     held_text: list[str] = field(default_factory=list)
     held_scores: list[TokenScore] = field(default_factory=list)
     """Of the tokens that no event has handed over yet."""
@@ -68,14 +64,10 @@ class Generation:
         """Whether it ends with its prompt."""
         return self.pooling is not None or self.params.max_tokens == 0
 
-    def push(
-        self, token: int, score: TokenScore | None, now: float, ends: frozenset[int]
-    ) -> tuple[str, FinishReason | None]:
+    def push(self, token: int, score: TokenScore | None, ends: frozenset[int]) -> tuple[str, FinishReason | None]:
         """Append a sampled token; returns the text that may be shown now, and why it was the last one, if it was."""
         sequence, detokenizer, params = self.sequence, self.detokenizer, self.params
         sequence.tokens.append(token)
-        if sequence.first_token is None:
-            sequence.first_token = now
         if score is not None:
             self.held_scores.append(score)
         if self.rules is not None:

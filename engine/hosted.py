@@ -11,14 +11,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.accounting import Clock, CostModel, DeviceTime
+from engine.accounting import Clock, DeviceTime, Intervals
 from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
 from engine.block_manager import BlockManager
+from engine.cost import measure
 from engine.draw import draw, score_prompt
 from engine.generation import Event, Generation
+from engine.layout import Chunk
 from engine.logits import TokenRules, needs_rules
 from engine.logprobs import TokenScore
-from engine.scheduler import Chunk, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence
 from engine.tokenizer import Tokenizer
 
@@ -45,18 +47,27 @@ class Runner(Protocol):
 class HostedModel:
     """Owned by the step loop after construction; the server only reads limits and counters."""
 
-    def __init__(self, name: str, runner: Runner, tokenizer: Tokenizer, num_blocks: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        num_blocks: int,
+        max_batch_tokens: int,
+        tenant_floor: float = 0.0,
+    ) -> None:
         self.name = name
         self.runner = runner
         self.tokenizer = tokenizer
         self.pool_tokens = num_blocks * BLOCK_TOKENS
         self.max_context = runner.config.max_context
         runner.allocate(num_blocks)
-        self.blocks = BlockManager(num_blocks)
-        self.scheduler = Scheduler(self.blocks, max_batch_tokens, self.max_context)
-        self.cost = CostModel.of(runner.config)
+        self.cost = measure(runner, num_blocks, max_batch_tokens)
+        self.blocks = BlockManager(num_blocks, tenant_floor=tenant_floor)
+        self.scheduler = Scheduler(self.blocks, max_batch_tokens, self.max_context, self.cost.decode_weight)
         self.generations: dict[Sequence, Generation] = {}
         self.device = DeviceTime()
+        self.token_intervals = Intervals()
         self.finished: Counter[str] = Counter()
         """Requests by finish reason."""
         self.tokens: Counter[str] = Counter()
@@ -72,10 +83,11 @@ class HostedModel:
         return self.scheduler.has_work
 
     def start(self, generation: Generation) -> None:
-        """Queue a generation; its followers wait until it has its first token."""
-        for member in (generation, *generation.followers):
-            self.generations[member.sequence] = member
-        self._queue(generation)
+        self.generations[generation.sequence] = generation
+        if needs_rules(generation.params):
+            prompt = generation.sequence.tokens
+            generation.rules = TokenRules(generation.params, prompt, self.tokenizer.eos_ids)
+        self.scheduler.add(generation.sequence)
 
     def abort(self, generation: Generation) -> list[Event]:
         """End a generation now, in whatever state, and give its blocks back; nothing if it has ended already."""
@@ -95,19 +107,21 @@ class HostedModel:
             drawn = [news for part in self._parts(chunks) for news in self._compute(part)]
             self.scheduler.commit(chunks)
             now = time.monotonic()
+            for generation, _, _ in drawn:
+                if (gap := generation.sequence.sampled(now)) is not None:
+                    self.token_intervals.add(gap)
             pushed = [
-                (generation, *generation.push(token, score, now, self.tokenizer.eos_ids))
+                (generation, *generation.push(token, score, self.tokenizer.eos_ids))
                 for generation, token, score in drawn
             ]
         except Exception as error:
             log.exception("A step of %s failed; its %d requests end with an error", self.name, len(chunks))
-            self._share_time(chunks, clock)
+            self._close_step(chunks, clock)
             message = f"The model failed while computing this request: {type(error).__name__}."
             return [self._end(self.generations[chunk.sequence], "error", "", message) for chunk in chunks]
-        self._share_time(chunks, clock)
+        self._close_step(chunks, clock)
         events = []
         for generation, text, finish in pushed:
-            self._queue_followers(generation)
             if finish is not None:
                 events.append(self._end(generation, finish, text))
             elif generation.streaming and (text or generation.sequence.generated == 1):
@@ -162,28 +176,13 @@ class HostedModel:
         done = [generation for generation in read if generation.only_reads and not generation.sequence.remaining]
         return [self._end(generation, "stop" if generation.pooling else "length", "") for generation in done]
 
-    def _queue(self, generation: Generation) -> None:
-        if needs_rules(generation.params):
-            prompt = generation.sequence.tokens
-            generation.rules = TokenRules(generation.params, prompt, self.tokenizer.eos_ids)
-        generation.queued = True
-        self.scheduler.add(generation.sequence)
-
-    def _queue_followers(self, generation: Generation) -> None:
-        for follower in generation.followers:
-            if follower.sequence in self.generations:
-                self._queue(follower)
-        generation.followers = []
-
     def _end(self, generation: Generation, finish: FinishReason, text: str, error: str | None = None) -> Event:
         sequence = generation.sequence
         now = time.monotonic()
         if finish == "abort":
             sequence.delivered = sequence.generated
-        if generation.queued:
-            self.scheduler.remove(sequence, now)
+        self.scheduler.remove(sequence, now)
         del self.generations[sequence]
-        self._queue_followers(generation)
         account = sequence.account(now)
         self.finished[finish] += 1
         # A request's choices share one prompt: it is counted with the first of them.
@@ -192,20 +191,5 @@ class HostedModel:
             self.tokens[name] += getattr(account, name)
         return generation.event("".join(generation.held_text) + text, finish, account, error)
 
-    def _share_time(self, chunks: list[Chunk], clock: Clock) -> None:
-        """Close the step's time and charge it to the chunks by weight; positions past the prompt are decode."""
-        weights = []
-        for sequence, start, end in chunks:
-            prompt = sequence.prompt_len
-            weights.append(
-                (self.cost.weight(start, min(end, prompt)), self.cost.weight(max(start, prompt), end))
-            )  # a chunk crosses the border only when it recomputes after a preemption
-            self.device.prefill_tokens += max(0, min(end, prompt) - start)
-            self.device.decode_tokens += max(0, end - max(start, prompt))
-        rate = clock.busy_until(time.monotonic()) / sum(prefill + decode for prefill, decode in weights)
-        for chunk, (prefill, decode) in zip(chunks, weights, strict=True):
-            chunk.sequence.prefill_seconds += prefill * rate
-            chunk.sequence.decode_seconds += decode * rate
-            self.device.prefill_seconds += prefill * rate
-            self.device.decode_seconds += decode * rate
-        self.device.steps += 1
+    def _close_step(self, chunks: list[Chunk], clock: Clock) -> None:
+        self.device.share(clock.busy_until(time.monotonic()), chunks, self.cost)

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 
-CANDIDATES = 1024
-"""How many of the best tokens are looked at first. Where a filter may keep more, the row is sorted as a whole."""
+CANDIDATES = (256, 8192)
+"""How many of the best tokens are looked at first, and second. Where a filter may keep more, it is all of them."""
+
+BLOCK = 64
+"""Tokens whose best one is found first; vocabularies are multiples of it."""
+
+RUN = 512
+"""Weights whose sum is taken first when a token is drawn from all."""
 
 SMALLEST_TEMPERATURE = 1e-6
 """Below it two logits one float apart already differ by a factor of the largest float, and division overflows."""
@@ -40,86 +46,149 @@ def sample(
 
     `logits` [L, V] float32; `params`, `seeds` and `positions` have L entries: the request's own seed (draw a random
     one once when it has none) and the place that the new token takes in its sequence. A row's token depends on its own
-    logits and entries only, not on its neighbours. Filters apply in the order temperature, top_k, top_p, min_p.
+    logits and entries only, not on its neighbours.
     """
-    best = _argmax(logits)
-    drawn = [row for row, param in enumerate(params) if param.temperature > 0]
-    if not drawn:
-        return best
-    device = logits.device
-    rows = logits if len(drawn) == len(params) else logits[torch.tensor(drawn, device=device)]
-    temperature = _column([max(params[row].temperature, SMALLEST_TEMPERATURE) for row in drawn], device)
-    probabilities = ((rows - rows.amax(dim=-1, keepdim=True)) / temperature).softmax(dim=-1)
-    threshold = _column([uniform(seeds[row], positions[row]) for row in drawn], device)
-
-    filtered = [i for i, row in enumerate(drawn) if _filters(params[row])]
-    plain = [i for i, row in enumerate(drawn) if not _filters(params[row])]
-    if plain:
-        chosen = _invert(probabilities[plain], threshold[plain]).tolist()
-        for i, token in zip(plain, chosen, strict=True):
-            best[drawn[i]] = token
-    if filtered:
-        chosen = _sample_filtered(probabilities[filtered], [params[drawn[i]] for i in filtered], threshold[filtered])
-        for i, token in zip(filtered, chosen, strict=True):
-            best[drawn[i]] = token
-    return best
+    if all(param.temperature == 0 for param in params):
+        return _argmax(logits).tolist()
+    size, device = logits.shape[1], logits.device
+    tokens: list[int] = choose(
+        logits,
+        torch.tensor([param.temperature for param in params], dtype=torch.float32, device=device),
+        torch.tensor([min(param.top_k, size) if param.top_k > 0 else size for param in params], device=device),
+        torch.tensor([param.top_p for param in params], dtype=torch.float32, device=device),
+        torch.tensor([param.min_p for param in params], dtype=torch.float32, device=device),
+        torch.tensor(
+            [
+                uniform(*key) if param.temperature > 0 else 0.0
+                for *key, param in zip(seeds, positions, params, strict=True)
+            ],
+            dtype=torch.float32,
+            device=device,
+        ),
+    ).tolist()
+    return tokens
 
 
-def _argmax(logits: Tensor) -> list[int]:
-    """Best token of each row [L, V]. On the CPU through numpy, whose argmax is a hundred times faster than torch's."""
-    best: list[int] = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
-    return best
+def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    """[L] int64 tokens for `logits` [L, V] float32; the others are [L], float32 but for `top_k`, int64, V for all.
+
+    Temperature 0 takes the best token. Otherwise filters apply in the order temperature, top_k, top_p (relative to what
+    top_k kept), min_p, and the token is the first in order of ids at which the running sum of the kept probabilities
+    passes `uniform` of their sum. A row whose logits are all minus infinity gives token 0.
+    """
+    chosen = _argmax(logits)
+    rows = (temperature > 0).nonzero().squeeze(1)
+    if not len(rows):
+        return chosen
+    filtered = (top_k < logits.shape[1]) | (top_p < 1)
+    for part, pick in ((rows[~filtered[rows]], _from_all), (rows[filtered[rows]], _from_best)):
+        if len(part):
+            own = logits if len(part) == len(logits) else logits[part]
+            heat = temperature[part].clamp(min=SMALLEST_TEMPERATURE)
+            tokens = pick(own, heat, top_k[part], top_p[part], min_p[part], uniform[part])
+            chosen[part] = torch.where(own.gather(1, chosen[part].unsqueeze(1)).squeeze(1) > -math.inf, tokens, 0)
+    return chosen
 
 
-def _filters(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+def _argmax(logits: Tensor) -> Tensor:
+    """[L] best tokens. On the CPU through numpy, whose argmax is many times faster than torch's."""
+    return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
-def _column(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+def _from_all(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """[N] tokens from the whole rows of `logits` [N, V], where no filter but min_p applies."""
+    weights = _weights(logits, temperature)
+    if bool((min_p > 0).any()):
+        weights.masked_fill_(weights < min_p.unsqueeze(1), 0)
+    parts = weights.view(len(logits), -1, RUN)
+    run, rest = _invert(parts.sum(dim=-1), uniform)
+    inside = parts[torch.arange(len(logits), device=logits.device), run]
+    place, _ = _invert(inside, rest / inside.sum(dim=-1))
+    return (run * RUN + place).clamp(max=logits.shape[1] - 1)
 
 
-def _invert(weights: Tensor, threshold: Tensor) -> Tensor:
-    """[N] column of each row of `weights` [N, C] whose running sum first passes `threshold` [N, 1] of the row's sum."""
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities [N, V] as multiples of the row's best one, with zeros up to a multiple of RUN."""
+    count, size = logits.shape
+    weights = logits.new_zeros(count, -(-size // RUN) * RUN)
+    own = weights[:, :size]
+    torch.sub(logits, logits.amax(dim=-1, keepdim=True), out=own)
+    own.mul_(1 / temperature.unsqueeze(1)).exp_()
+    return weights
+
+
+def _invert(weights: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] columns where the running sum of each row of `weights` [N, C] first passes `threshold` [N] of the row's sum.
+
+    Also the part of the column's own weight below that point. The column found always has a weight above 0.
+    """
     running = weights.cumsum(dim=-1)
-    # The largest float below the sum: then the column found always has a weight above 0.
     total = running[:, -1:]
-    goal = torch.minimum(threshold * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(running, goal, right=True).squeeze(1)
+    goal = torch.minimum(threshold.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    column = torch.searchsorted(running, goal, right=True).clamp(max=weights.shape[1] - 1)
+    own = weights.gather(1, column)
+    rest = (goal - (running.gather(1, column) - own)).clamp(min=0)
+    return column.squeeze(1), torch.minimum(rest, own).squeeze(1)
 
 
-def _sample_filtered(probabilities: Tensor, params: Sequence[SamplingParams], threshold: Tensor) -> list[int]:
-    """One token per row of `probabilities` [N, V] among those its row's filters keep."""
-    vocabulary = probabilities.shape[1]
-    size = min(CANDIDATES, vocabulary)
-    top_k = _column([param.top_k if param.top_k > 0 else vocabulary for param in params], probabilities.device)
+def _from_best(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """[N] tokens from the best ones of each row of `logits` [N, V]: more of them for the rows whose filters need it."""
+    count, vocabulary = logits.shape
     # 1 must not cut the tail off where the running sum rounds to 1, nor a tiny number round to 0 and cut everything.
-    top_p = _column([max(p.top_p, SMALLEST_TOP_P) if p.top_p < 1 else math.inf for p in params], probabilities.device)
-    min_p = _column([param.min_p for param in params], probabilities.device)
-    values, tokens = probabilities.topk(size, dim=-1)
-    chosen = _choose(values, tokens, top_k, top_p, min_p, threshold)
-    # Are all kept tokens among the candidates? Each row decides by itself, so its neighbours don't change its result.
-    reached = (values.sum(dim=-1, keepdim=True) >= top_p) | (values[:, -1:] < min_p * values[:, :1])
-    settled = (top_k <= size) | ((top_k == vocabulary) & reached)
-    late = (~settled).squeeze(1).nonzero().squeeze(1)
-    if len(late):
-        values, tokens = probabilities[late].sort(dim=-1, descending=True, stable=True)
-        chosen[late] = _choose(values, tokens, top_k[late], top_p[late], min_p[late], threshold[late])
-    result: list[int] = chosen.tolist()
-    return result
+    top_p = torch.where(top_p < 1, top_p.clamp(min=SMALLEST_TOP_P), math.inf)
+    chosen = torch.zeros(count, dtype=torch.int64, device=logits.device)
+    late = torch.arange(count, device=logits.device)
+    for size in (*(size for size in CANDIDATES if size < vocabulary), vocabulary):
+        own = logits if len(late) == count else logits[late]
+        tokens, settled = _from_candidates(
+            own, size, temperature[late], top_k[late], top_p[late], min_p[late], uniform[late]
+        )
+        chosen[late] = tokens
+        late = late[~settled]
+        if not len(late):
+            break
+    return chosen
 
 
-def _choose(values: Tensor, tokens: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, threshold: Tensor) -> Tensor:
-    """[N] tokens, drawn from the descending probabilities `values` [N, C] of `tokens` [N, C] after all filters."""
-    rank = torch.arange(values.shape[1], device=values.device)
-    kept = values.masked_fill(rank >= top_k, 0)
-    before = kept.cumsum(dim=-1) - kept
-    kept = kept.masked_fill(before >= top_p * _total(kept, values, top_k), 0)
-    kept = kept.masked_fill(values < min_p * values[:, :1], 0)
-    return tokens.gather(1, _invert(kept, threshold).unsqueeze(1)).squeeze(1)
+def _from_candidates(
+    logits: Tensor, size: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """[N] tokens drawn from each row's `size` best, and whether these are sure to be all that the filters keep."""
+    vocabulary = logits.shape[1]
+    values, tokens = _best(logits, size)
+    weights = ((values - values[:, :1]) / temperature.unsqueeze(1)).exp_()
+    kept = weights.masked_fill(torch.arange(size, device=logits.device) >= top_k.unsqueeze(1), 0)
+    running = kept.cumsum(dim=-1)
+    goal = top_p * running[:, -1]
+    whole = (top_k >= vocabulary).nonzero().squeeze(1)
+    if len(whole) and size < vocabulary:
+        rows = logits if len(whole) == len(logits) else logits[whole]
+        goal[whole] = top_p[whole] * _weights(rows, temperature[whole]).view(len(rows), -1, RUN).sum(dim=-1).sum(dim=-1)
+    settled = (running[:, -1] >= goal) | (weights[:, -1] < min_p)
+    settled = (top_k <= size) | ((top_k >= vocabulary) & settled)
+    kept.masked_fill_(running - kept >= goal.unsqueeze(1), 0)
+    kept.masked_fill_(weights < min_p.unsqueeze(1), 0)
+    tokens, order = tokens.sort(dim=-1)
+    place, _ = _invert(kept.gather(1, order), uniform)
+    return tokens.gather(1, place.unsqueeze(1)).squeeze(1), settled
 
 
-def _total(kept: Tensor, values: Tensor, top_k: Tensor) -> Tensor:
-    """Sum that top_p is a part of: of the tokens top_k kept, or 1 where it kept all (candidates may be fewer)."""
-    limited = top_k <= values.shape[1]
-    return torch.where(limited, kept.sum(dim=-1, keepdim=True), 1.0)
+def _best(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Values and tokens of each row's `size` best, in descending order.
+
+    They lie in the `size` blocks with the best maxima: each of those blocks has one at least as good as any outside.
+    """
+    count, vocabulary = logits.shape
+    if size == vocabulary:
+        return logits.sort(dim=-1, descending=True, stable=True)
+    if vocabulary % BLOCK or 4 * size * BLOCK > vocabulary:
+        return logits.topk(size, dim=-1)
+    blocks = logits.view(count, -1, BLOCK)
+    _, found = blocks.amax(dim=-1).topk(size, dim=-1, sorted=False)
+    some = blocks.gather(1, found.unsqueeze(2).expand(-1, -1, BLOCK)).view(count, -1)
+    values, place = some.topk(size, dim=-1)
+    return values, found.gather(1, place // BLOCK) * BLOCK + place % BLOCK
