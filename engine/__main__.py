@@ -40,6 +40,14 @@ def serve(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to compute on. Default: all.", min=1)] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
+    tenant_cache_floor: Annotated[
+        float,
+        typer.Option(
+            help="Part of the KV cache set aside for what each tenant has cached, evenly: no other tenant evicts it.",
+            min=0,
+            max=0.9,
+        ),
+    ] = 0.25,
 ) -> None:
     """Serve one or more models on one port until interrupted."""
     try:
@@ -58,7 +66,7 @@ def serve(
     except OSError as error:
         _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port.")
     chosen = default_dtype() if dtype is None else dtype.value
-    problem = run(ServeOptions(found, chosen, memory, threads, max_batch_tokens), listener)
+    problem = run(ServeOptions(found, chosen, memory, threads, max_batch_tokens, tenant_cache_floor), listener)
     if problem is not None:
         _fail(problem)
 

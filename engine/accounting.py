@@ -1,35 +1,16 @@
 """Who used the device, and for how long.
 
-Every step's wall time is shared out over the tokens it computed. A token's weight is its arithmetic in units of one
-token's matrix products: 1 for those, plus the share that attention over its context adds. One rule for prefill and
-decode, because in a flat batch both are rows of the same matrix products. What is not a step is idle time, so the two
-always add up to the wall clock.
+Every step's wall time is shared out over the tokens it computed, by their weights (`cost`). What is not a step is idle
+time, so the two always add up to the wall clock.
 """
 
 import threading
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.batch import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """weight(token at position p) = 1 + slope * (p + 1)."""
-
-    slope: float
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "CostModel":
-        """Counts multiply-adds per layer: attention does 2 * heads * head_dim per key (scores and values)."""
-        queries = config.num_heads * config.head_dim
-        keys = config.num_kv_heads * config.head_dim
-        products = config.hidden_size * (2 * queries + 2 * keys + 3 * config.intermediate_size)
-        return cls(2 * queries / products)
-
-    def weight(self, start: int, end: int) -> float:
-        """Weight of the tokens at positions `start:end` together."""
-        count = end - start
-        return count + self.slope * (count * (start + 1 + end) / 2) if count > 0 else 0.0
+from engine.cost import CostModel
+from engine.layout import Chunk
 
 
 @dataclass(slots=True)
@@ -41,6 +22,38 @@ class DeviceTime:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     steps: int = 0
+
+    def share(self, seconds: float, chunks: Sequence[Chunk], cost: CostModel) -> None:
+        """Charge a step's time to its chunks by weight; positions past the prompt are decode."""
+        weights: list[tuple[float, float]] = []
+        for sequence, start, end in chunks:
+            # A chunk crosses the border only when it recomputes after a preemption.
+            border = min(max(start, sequence.prompt_len), end)
+            weights.append((cost.prefill(start, border), cost.decode(border, end)))
+            self.prefill_tokens += border - start
+            self.decode_tokens += end - border
+        rate = seconds / sum(prefill + decode for prefill, decode in weights)
+        for chunk, (prefill, decode) in zip(chunks, weights, strict=True):
+            chunk.sequence.prefill_seconds += prefill * rate
+            chunk.sequence.decode_seconds += decode * rate
+            self.prefill_seconds += prefill * rate
+            self.decode_seconds += decode * rate
+        self.steps += 1
+
+
+class Intervals:
+    """A histogram of seconds between two tokens of one answer."""
+
+    BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS) + 1)
+        """By the first bound that is not exceeded; the last one counts what is above all."""
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.BOUNDS, seconds)] += 1
+        self.total += seconds
 
 
 @dataclass(slots=True)

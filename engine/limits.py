@@ -2,8 +2,10 @@
 
 from functools import lru_cache
 
+from engine.batch import BLOCK_TOKENS
 from engine.errors import ApiError
 from engine.hosted import HostedModel
+from engine.layout import blocks_for
 from engine.tokenizer import SPACE, Tokenizer
 
 
@@ -37,6 +39,26 @@ def longest_token(tokenizer: Tokenizer) -> int:
     """Most bytes of text that one token can stand for; SPACE counts as the space that it spells."""
     names = (name.encode() for name in tokenizer.control_tokens)
     return max(len(spelt) for spelt in (*map(tokenizer.token_bytes, range(tokenizer.vocab_size)), *names))
+
+
+def check_answer(model: HostedModel, prompt: int, max_tokens: int | None) -> None:
+    """Raise ApiError (400) where `prompt` tokens and an answer of `max_tokens` can never be in memory together.
+
+    An answer that would outgrow the context is cut there, so it takes no more than that; one of open length is cut
+    where the memory ends.
+    """
+    if max_tokens is None:
+        return
+    tokens = min(prompt + max_tokens, model.max_context)
+    needed, pool = blocks_for(tokens), model.pool_tokens // BLOCK_TOKENS
+    if needed > pool:
+        raise ApiError(
+            400,
+            f"A prompt of {prompt} tokens and up to {tokens - prompt} tokens of answer need {needed} KV blocks, but "
+            f"{model.name} has {pool}: lower max_tokens, shorten the prompt, or give the engine more --kv-memory.",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
 
 
 def _check_length(model: HostedModel, count: int, bound: str = "") -> None:

@@ -1,10 +1,12 @@
 """What /metrics shows, in Prometheus' text format. Counters are read from where the engine keeps them anyway."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from engine.accounting import Intervals
 from engine.core import EngineCore
 from engine.protocol import Account
 
@@ -68,6 +70,13 @@ class CoreCollector:
         preemptions = _counter("preemptions", "Times a request was put back to wait for memory")
         queued = _gauge("sequences", "Requests in progress", "state")
         blocks = _gauge("kv_blocks", "KV blocks of 16 tokens", "state")
+        promised = _gauge("kv_blocks_promised", "Free or cached KV blocks that running requests can count on")
+        cost = _gauge(
+            "cost_seconds", "What a step takes, measured at start: the weights that device_seconds go by", "of"
+        )
+        intervals = HistogramMetricFamily(
+            PREFIX + "inter_token_seconds", "From one token of an answer to the next", labels=["model"]
+        )
         for name, model in self._core.models.items():
             device.add_metric([name, "prefill"], model.device.prefill_seconds)
             device.add_metric([name, "decode"], model.device.decode_seconds)
@@ -85,4 +94,13 @@ class CoreCollector:
             blocks.add_metric([name, "free"], free)
             blocks.add_metric([name, "cached"], cached)
             blocks.add_metric([name, "held"], model.blocks.num_blocks - free - cached)
-        yield from (device, computed, steps, requests, tokens, preemptions, queued, blocks)
+            promised.add_metric([name], model.scheduler.reserved)
+            for part in ("step", "prefill_row", "prefill_context", "decode_row", "decode_context"):
+                cost.add_metric([name, part], getattr(model.cost, part))
+            intervals.add_metric([name], _buckets(model.token_intervals), model.token_intervals.total)
+        yield from (device, computed, steps, requests, tokens, preemptions, queued, blocks, promised, cost, intervals)
+
+
+def _buckets(intervals: Intervals) -> list[tuple[str, float]]:
+    bounds = [*map(str, intervals.BOUNDS), "+Inf"]
+    return list(zip(bounds, accumulate(intervals.counts), strict=True))

@@ -36,6 +36,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float
     ttft_seconds: float | None
     """Arrival to first sampled token; None when there was none."""
+    mean_inter_token_seconds: float | None = None
+    """From one sampled token to the next, on average; None when there were not two."""
+    max_inter_token_seconds: float | None = None
     total_seconds: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0

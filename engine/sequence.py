@@ -61,6 +61,9 @@ class Sequence:
     preemptions: int = 0
     admitted: float | None = None
     first_token: float | None = None
+    last_token: float = 0.0
+    longest_gap: float = 0.0
+    """Between two tokens, in seconds."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     block_seconds: float = 0.0
@@ -80,6 +83,16 @@ class Sequence:
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_len
 
+    def sampled(self, now: float) -> float | None:
+        """Note that a token was sampled; returns the seconds since the one before it."""
+        if self.first_token is None:
+            self.first_token = self.last_token = now
+            return None
+        gap, self.last_token = now - self.last_token, now
+        if gap > self.longest_gap:
+            self.longest_gap = gap
+        return gap
+
     def settle_blocks(self, now: float) -> None:
         """Charge the blocks held since the last call. Must precede every change of `blocks`."""
         self.block_seconds += len(self.blocks) * (now - self.blocks_since)
@@ -88,6 +101,7 @@ class Sequence:
     def account(self, now: float) -> Account:
         """The bill as of `now`. A request that was never admitted computed nothing: its whole prompt is fresh."""
         cached = self.cached_tokens or 0
+        gaps = self.generated - 1 if self.first_token is not None else 0
         return Account(
             input_fresh=self.prompt_len - cached,
             input_cached=cached,
@@ -99,6 +113,8 @@ class Sequence:
             kv_block_seconds=self.block_seconds,
             queue_seconds=(now if self.admitted is None else self.admitted) - self.arrived,
             ttft_seconds=None if self.first_token is None else self.first_token - self.arrived,
+            mean_inter_token_seconds=(self.last_token - (self.first_token or 0.0)) / gaps if gaps > 0 else None,
+            max_inter_token_seconds=self.longest_gap if gaps > 0 else None,
             total_seconds=now - self.arrived,
             preemptions=self.preemptions,
         )

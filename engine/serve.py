@@ -36,6 +36,8 @@ class ServeOptions:
     """Bytes for the KV of all models together; None takes a share of what is free."""
     threads: int | None
     max_batch_tokens: int
+    tenant_floor: float
+    """Part of the KV cache (0 to 1) of which each tenant keeps an even share, whatever the others ask for."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,7 +61,7 @@ def load_models(options: ServeOptions) -> list[HostedModel]:
     }
     blocks = blocks_that_fit([runner.block_bytes for runner, _ in loaded.values()], options.kv_memory)
     return [
-        HostedModel(name, runner, tokenizer, blocks, options.max_batch_tokens)
+        HostedModel(name, runner, tokenizer, blocks, options.max_batch_tokens, options.tenant_floor)
         for name, (runner, tokenizer) in loaded.items()
     ]
 
@@ -79,6 +81,7 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
     )
     lines.append(f"  threads  {torch.get_num_threads()}")
     requests = len(models[0].scheduler.table)
+    lines += [f"  cost     {model.name}: {model.cost}" for model in models]
     lines.append(f"  batch    up to {options.max_batch_tokens} tokens and {requests} requests a step")
     return "\n".join(lines)
 
