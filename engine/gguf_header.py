@@ -8,13 +8,16 @@ fields, the tensor table, padding, tensor data. A vocabulary of 262,144 tokens t
 import mmap
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9
+MAX_DEPTH = 4
+"""Arrays within arrays; the files there are have none at all."""
+MAX_DIMENSIONS = 4
 # value type number -> struct code, in the specification's order
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -44,7 +47,10 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Reads values one after another; past the end it raises struct.error or IndexError, never short data."""
+    """Reads values one after another; past the end it raises struct.error or IndexError, never short data.
+
+    Nothing is believed: a count is compared with the bytes that are left before anything is made that long.
+    """
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -63,18 +69,20 @@ class _Cursor:
         self.at = end
         return self.data[start:end].decode("utf-8")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
+            if depth == MAX_DEPTH:
+                raise IndexError(f"arrays lie more than {MAX_DEPTH} deep")
             item, count = self.scalar("I"), self.scalar("Q")
-            if count > len(self.data):
+            if count > len(self.data) - self.at:
                 raise IndexError("an array runs past the end of the file")
             if item in SCALARS:
                 values = struct.unpack_from(f"<{count}{SCALARS[item]}", self.data, self.at)
                 self.at += struct.calcsize(f"<{count}{SCALARS[item]}")
                 return list(values)
-            read: Callable[[], Any] = self.string if item == STRING else lambda: self.value(item)
+            read: Callable[[], Any] = self.string if item == STRING else lambda: self.value(item, depth + 1)
             return [read() for _ in range(count)]
         return self.scalar(SCALARS[kind])
 
@@ -102,12 +110,26 @@ def _parse(cursor: _Cursor) -> GgufHeader:
     fields: dict[str, Any] = {}
     for _ in range(field_count):
         key = cursor.string()
+        if key in fields:
+            raise GgufError(f"damaged: field {key!r} is there twice")
         fields[key] = cursor.value(cursor.scalar("I"))
-    rows = []
-    for _ in range(tensor_count):
-        name = cursor.string()
-        shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))
-        rows.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+    tensors = [_tensor_row(cursor) for _ in range(tensor_count)]
     alignment = fields.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise GgufError(f"damaged: general.alignment is {alignment!r}")
     start = (cursor.at + alignment - 1) // alignment * alignment
-    return GgufHeader(fields, {name: TensorInfo(name, shape, kind, start + at) for name, shape, kind, at in rows})
+    by_name = {row.name: replace(row, offset=start + row.offset) for row in tensors}
+    if len(by_name) < len(tensors):
+        raise GgufError("damaged: two tensors have the same name")
+    return GgufHeader(fields, by_name)
+
+
+def _tensor_row(cursor: _Cursor) -> TensorInfo:
+    """One row of the table, its offset still counted from where the tensors start."""
+    name, dimensions = cursor.string(), cursor.scalar("I")
+    if not 0 < dimensions <= MAX_DIMENSIONS:
+        raise GgufError(f"damaged: tensor {name!r} has {dimensions} dimensions")
+    shape = tuple(cursor.scalar("Q") for _ in range(dimensions))
+    if 0 in shape:
+        raise GgufError(f"damaged: tensor {name!r} has a dimension of 0")
+    return TensorInfo(name, shape, cursor.scalar("I"), cursor.scalar("Q"))

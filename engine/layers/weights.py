@@ -9,9 +9,10 @@ from engine.loader import Checkpoint
 
 
 def projection(checkpoint: Checkpoint, name: str, out: int, inner: int) -> tuple[Tensor, Tensor | None]:
-    """Weight [out, inner] and bias [out], None where the file has none."""
+    """Weight [out, inner] and bias [out], None where the model has none."""
     weight = checkpoint.tensor(f"{name}.weight", out, inner)
-    return weight, checkpoint.tensor(f"{name}.bias", out) if f"{name}.bias" in checkpoint else None
+    has_bias = name.split(".")[-1] in checkpoint.settings.biases
+    return weight, checkpoint.tensor(f"{name}.bias", out) if has_bias else None
 
 
 def attention_input(checkpoint: Checkpoint, block: str) -> tuple[Tensor, Tensor | None]:
@@ -61,11 +62,11 @@ def vocabulary(checkpoint: Checkpoint, backend: Backend) -> tuple[Embedding, Lin
     shape = checkpoint.config.vocab_size, checkpoint.config.hidden_size
     table = checkpoint.tensor("token_embd.weight", *shape)
     if checkpoint.config.tied_embeddings:
-        head = backend.linear(table)
+        head = backend.head(table)
         return backend.embedding(table, head), head
     embedding = backend.embedding(table, None)
     del table
-    return embedding, backend.linear(*projection(checkpoint, "output", *shape))
+    return embedding, backend.head(*projection(checkpoint, "output", *shape))
 
 
 def _stacked(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from engine.loader import gguf, safetensors
-from engine.loader.checkpoint import Checkpoint, ModelFileError, SlidingWindow
+from engine.loader.checkpoint import Checkpoint, LayerAttention, ModelFileError, ModelSettings
 
-__all__ = ["Checkpoint", "ModelFileError", "SlidingWindow", "open_checkpoint"]
+__all__ = ["Checkpoint", "LayerAttention", "ModelFileError", "ModelSettings", "open_checkpoint"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

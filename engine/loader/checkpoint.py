@@ -1,12 +1,16 @@
 """What every loader returns: a configuration and tensors under one set of names, whatever the file calls them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from engine.batch import ModelConfig
+from engine.layers.rope import Rope
+
+ATTENTION_INPUT = frozenset(["attn_q", "attn_k", "attn_v"])
+FEED_FORWARD = frozenset(["ffn_gate", "ffn_up", "ffn_down"])
 
 
 class ModelFileError(Exception):
@@ -14,12 +18,26 @@ class ModelFileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
-    """Gemma 3's local attention: layer i sees `tokens` keys and rotates with base `rope_theta` where `layers[i]`."""
+class LayerAttention:
+    """How far one layer looks back, and which of the model's rotary embeddings it uses."""
 
-    tokens: int
-    rope_theta: float
-    layers: tuple[bool, ...]
+    window: int | None = None
+    rope: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """All of a model that is not a tensor."""
+
+    config: ModelConfig
+    ropes: tuple[Rope, ...]
+    layers: tuple[LayerAttention, ...]
+    scale: float
+    """What attention scores are multiplied by."""
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    biases: frozenset[str] = frozenset()
+    """The projections that have one (`attn_q`), in every layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +47,19 @@ class Checkpoint:
     """
 
     path: Path
-    config: ModelConfig
+    settings: ModelSettings
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape of each tensor in the file, under the file's own name."""
+    """Shape of each tensor that the model may have, under the file's own name."""
     stored_name: Callable[[str], str]
     """From our name to the file's."""
     read: Callable[[str], Tensor]
     """Float32 copy of the tensor with this (our) name, known to exist."""
-    rope_divisors: Tensor | None = None
-    """[head_dim / 2] what each rotary frequency is divided by, for models stretched past their first context."""
-    sliding: SlidingWindow | None = None
-    query_scale: float | None = None
-    """Attention logits are multiplied by this instead of head_dim ** -0.5."""
+    taken: set[str] = field(default_factory=set)
+    """Tensors that were read, under the file's own names."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.settings.config
 
     def __contains__(self, name: str) -> bool:
         return self.stored_name(name) in self.shapes
@@ -53,4 +72,44 @@ class Checkpoint:
             raise ModelFileError(f"{self.path}: tensor {stored} is missing")
         if found != shape:
             raise ModelFileError(f"{self.path}: tensor {stored} has shape {list(found)}, expected {list(shape)}")
+        self.taken.add(stored)
         return self.read(name)
+
+    def check_all_taken(self) -> None:
+        """Raises ModelFileError naming a tensor that nothing has read: the model would not be what it was trained to
+        be without it."""
+        left = sorted(self.shapes.keys() - self.taken)
+        if left:
+            more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+            raise ModelFileError(
+                f"{self.path}: tensor {left[0]}{more} has no place in a {self.config.architecture} model here: "
+                "the model is of another architecture or a variant that Farthing cannot run"
+            )
+
+
+def check_sizes(config: ModelConfig, where: object) -> ModelConfig:
+    """The configuration, if its numbers can be a model's. Raises ModelFileError, saying which cannot."""
+    for name in (
+        "vocab_size",
+        "num_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "max_context",
+    ):
+        if not 0 < getattr(config, name) < 1 << 31:
+            raise ModelFileError(f"{where}: {name} is {getattr(config, name)}, which no model has")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelFileError(
+            f"{where}: {config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly"
+        )
+    if config.head_dim % 2:
+        raise ModelFileError(f"{where}: the head size {config.head_dim} is odd, so it has no rotary pairs")
+    if not (config.rms_eps > 0 and config.rope_theta > 1):
+        raise ModelFileError(
+            f"{where}: the norm's epsilon {config.rms_eps} must be above 0 and the rotary base {config.rope_theta} "
+            "above 1"
+        )
+    return config

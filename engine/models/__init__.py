@@ -7,6 +7,8 @@ from engine.models.decoder import Decoder
 
 
 def build(checkpoint: Checkpoint, backend: Backend) -> Decoder:
-    """Load the weights into the family's decoder. Raises ModelFileError for a missing or misshapen tensor."""
+    """Load the weights into the family's decoder. Raises ModelFileError for a missing, misshapen or unknown tensor."""
     read = gemma3.read if checkpoint.config.architecture == "gemma3" else llama.read
-    return read(checkpoint, backend)
+    decoder = read(checkpoint, backend)
+    checkpoint.check_all_taken()
+    return decoder

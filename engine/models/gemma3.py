@@ -1,36 +1,33 @@
 """Gemma 3 (text): norms around each sub-layer and on each head, GELU gates, local attention in most layers."""
 
 from engine.backends.base import Backend
-from engine.layers.rope import Rope
 from engine.layers.weights import attention_input, attention_output, down, gate_up, head_norms, vocabulary
-from engine.loader import Checkpoint, ModelFileError, SlidingWindow
+from engine.loader import Checkpoint
 from engine.models.decoder import Decoder, Layer
 
 
 def read(checkpoint: Checkpoint, backend: Backend) -> Decoder:
-    """The checkpoint's weights, given to the backend. Raises ModelFileError where it has no sliding window."""
-    config, sliding = checkpoint.config, checkpoint.sliding
-    if sliding is None:
-        raise ModelFileError(f"{checkpoint.path}: a Gemma 3 model needs its sliding window")
+    """The checkpoint's weights, given to the backend."""
+    config, settings = checkpoint.config, checkpoint.settings
     embedding, head = vocabulary(checkpoint, backend)
     return Decoder(
         config=config,
-        layers=tuple(_layer(checkpoint, sliding, backend, i) for i in range(config.num_layers)),
+        layers=tuple(_layer(checkpoint, backend, i) for i in range(config.num_layers)),
         embedding=embedding,
         norm=checkpoint.tensor("output_norm.weight", config.hidden_size),
         head=head,
-        ropes=(
-            Rope.of(config.head_dim, config.rope_theta, checkpoint.rope_divisors),
-            Rope.of(config.head_dim, sliding.rope_theta),
-        ),
-        scale=checkpoint.query_scale or config.head_dim**-0.5,
+        ropes=settings.ropes,
+        scale=settings.scale,
+        attention_softcap=settings.attention_softcap,
+        logit_softcap=settings.logit_softcap,
         activation="gelu",
         embedding_scale=config.hidden_size**0.5,
     )
 
 
-def _layer(checkpoint: Checkpoint, sliding: SlidingWindow, backend: Backend, index: int) -> Layer:
-    hidden, block, local = checkpoint.config.hidden_size, f"blk.{index}", sliding.layers[index]
+def _layer(checkpoint: Checkpoint, backend: Backend, index: int) -> Layer:
+    hidden, block = checkpoint.config.hidden_size, f"blk.{index}"
+    attention = checkpoint.settings.layers[index]
     query_norm, key_norm = head_norms(checkpoint, block)
     return Layer(
         attn_norm=checkpoint.tensor(f"{block}.attn_norm.weight", hidden),
@@ -43,6 +40,6 @@ def _layer(checkpoint: Checkpoint, sliding: SlidingWindow, backend: Backend, ind
         gate_up=backend.linear(*gate_up(checkpoint, block)),
         down=backend.linear(*down(checkpoint, block)),
         down_norm=checkpoint.tensor(f"{block}.post_ffw_norm.weight", hidden),
-        window=sliding.tokens if local else None,
-        rope=1 if local else 0,
+        window=attention.window,
+        rope=attention.rope,
     )

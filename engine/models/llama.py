@@ -1,7 +1,6 @@
 """Llama, and its near relatives Qwen2 (biases on q, k, v) and Qwen3 (a norm on each query and key head)."""
 
 from engine.backends.base import Backend
-from engine.layers.rope import Rope
 from engine.layers.weights import attention_input, attention_output, down, gate_up, head_norms, vocabulary
 from engine.loader import Checkpoint
 from engine.models.decoder import Decoder, Layer
@@ -9,21 +8,24 @@ from engine.models.decoder import Decoder, Layer
 
 def read(checkpoint: Checkpoint, backend: Backend) -> Decoder:
     """The checkpoint's weights, given to the backend."""
-    config = checkpoint.config
+    config, settings = checkpoint.config, checkpoint.settings
     embedding, head = vocabulary(checkpoint, backend)
     return Decoder(
         config=config,
-        layers=tuple(_layer(checkpoint, backend, f"blk.{i}") for i in range(config.num_layers)),
+        layers=tuple(_layer(checkpoint, backend, i) for i in range(config.num_layers)),
         embedding=embedding,
         norm=checkpoint.tensor("output_norm.weight", config.hidden_size),
         head=head,
-        ropes=(Rope.of(config.head_dim, config.rope_theta, checkpoint.rope_divisors),),
-        scale=config.head_dim**-0.5,
+        ropes=settings.ropes,
+        scale=settings.scale,
+        attention_softcap=settings.attention_softcap,
+        logit_softcap=settings.logit_softcap,
     )
 
 
-def _layer(checkpoint: Checkpoint, backend: Backend, block: str) -> Layer:
-    hidden = checkpoint.config.hidden_size
+def _layer(checkpoint: Checkpoint, backend: Backend, index: int) -> Layer:
+    hidden, block = checkpoint.config.hidden_size, f"blk.{index}"
+    attention = checkpoint.settings.layers[index]
     query_norm, key_norm = head_norms(checkpoint, block) if checkpoint.config.architecture == "qwen3" else (None, None)
     return Layer(
         attn_norm=checkpoint.tensor(f"{block}.attn_norm.weight", hidden),
@@ -34,4 +36,6 @@ def _layer(checkpoint: Checkpoint, backend: Backend, block: str) -> Layer:
         ffn_norm=checkpoint.tensor(f"{block}.ffn_norm.weight", hidden),
         gate_up=backend.linear(*gate_up(checkpoint, block)),
         down=backend.linear(*down(checkpoint, block)),
+        window=attention.window,
+        rope=attention.rope,
     )

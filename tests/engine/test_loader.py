@@ -129,7 +129,8 @@ def test_gguf_and_folder_give_the_same_logits(tmp_path: Path, tensors) -> None:
 def test_rope_frequencies_from_the_file(tmp_path: Path, tensors) -> None:
     tensors["rope_freqs.weight"] = torch.linspace(1, 8, DIM // 2)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors))
-    assert torch.equal(checkpoint.rope_divisors, tensors["rope_freqs.weight"])
+    plain = 1 / 5000.0 ** (torch.arange(0, DIM, 2) / DIM)
+    assert torch.allclose(checkpoint.settings.ropes[0].frequency, plain / tensors["rope_freqs.weight"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -193,10 +194,10 @@ def test_unknown_architecture(tmp_path: Path, tensors) -> None:
 
 
 def test_unknown_rope_scaling(tmp_path: Path, tensors) -> None:
-    with pytest.raises(ModelFileError, match="rope scaling 'yarn' is not supported"):
-        load(write_gguf(tmp_path / "m.gguf", tensors, **{"rope.scaling.type": "yarn"}), "float32")
-    with pytest.raises(ModelFileError, match="rope scaling 'yarn' is not supported"):
-        load(write_folder(tmp_path / "m", tensors, rope_scaling={"type": "yarn", "factor": 4.0}), "float32")
+    with pytest.raises(ModelFileError, match="rope scaling 'longrope' is not supported"):
+        load(write_gguf(tmp_path / "m.gguf", tensors, **{"rope.scaling.type": "longrope"}), "float32")
+    with pytest.raises(ModelFileError, match="rope scaling 'longrope' is not supported"):
+        load(write_folder(tmp_path / "m", tensors, rope_scaling={"type": "longrope", "factor": 4.0}), "float32")
 
 
 def test_partial_rotation(tmp_path: Path, tensors) -> None:

@@ -1,0 +1,185 @@
+"""config.json of a Hugging Face folder to the settings of a model."""
+
+from dataclasses import replace
+
+from engine.batch import ModelConfig
+from engine.loader.checkpoint import (
+    ATTENTION_INPUT,
+    FEED_FORWARD,
+    LayerAttention,
+    ModelFileError,
+    ModelSettings,
+    check_sizes,
+)
+from engine.loader.fields import Fields
+from engine.loader.hf_rope import read_rope
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
+}
+ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gemma3": "gelu_pytorch_tanh"}
+
+# What a field that is left out means, by family.
+HEAD_DIM = {"qwen3": 128, "gemma3": 256}
+ROPE_THETA = {"gemma3": 1e6}
+LOCAL_ROPE_THETA = 1e4
+WINDOW = 4096
+QWEN_MAX_WINDOW_LAYERS = 28
+GEMMA3_FULL_ATTENTION_EVERY = 6
+GEMMA3_QUERY_SCALE = 256
+
+# What the file is and who wrote it; tokens, which the tokenizer's own files settle, and how text is drawn by default;
+# training, and what a call returns; how a product is cut up, which is not what it is.
+_HARMLESS = """
+_attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern architectures auto_map dtype
+finetuning_task is_llama_config model_type name_or_path torch_dtype transformers.js_config transformers_version
+unsloth_fixed unsloth_version
+
+begin_suppress_tokens bos_token_id cache_implementation decoder_start_token_id diversity_penalty do_sample
+early_stopping encoder_no_repeat_ngram_size eos_token_id forced_bos_token_id forced_eos_token_id length_penalty
+max_length max_new_tokens max_sequence_length min_length num_beam_groups num_beams num_return_sequences pad_token_id
+repetition_penalty sep_token_id suppress_tokens temperature tokenizer_class top_k top_p typical_p unk_token_id
+
+attention_dropout embd_pdrop hidden_dropout id2label initializer_range keys_to_ignore_at_inference label2id
+num_labels output_attentions output_hidden_states problem_type resid_pdrop return_dict router_aux_loss_coef
+task_specific_params torchscript use_cache use_return_dict
+
+chunk_size_feed_forward pretraining_tp
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+
+
+def read_settings(fields: Fields) -> ModelSettings:
+    """Raises ModelFileError for an architecture or a setting that Farthing cannot run, naming it."""
+    names = fields.raw("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "unnamed"
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        raise ModelFileError(
+            f"{fields.where}: architecture {name!r} is not supported (can run: {', '.join(ARCHITECTURES)})"
+        )
+    for gate in ("hidden_activation", "hidden_act"):
+        activation = fields.raw(gate) or ACTIVATIONS[architecture]
+        if activation != ACTIVATIONS[architecture]:
+            raise ModelFileError(f"{fields.where}: activation {activation!r} is not supported for {name}")
+    if fields.raw("is_causal") is False:
+        raise ModelFileError(f"{fields.where}: is_causal is false, and Farthing runs causal models only")
+    config = _sizes(fields, name, architecture)
+    settings = _gemma3(fields, config) if architecture == "gemma3" else _llama(fields, config, name)
+    fields.check_all_known(HARMLESS)
+    return settings
+
+
+def _sizes(fields: Fields, name: str, architecture: str) -> ModelConfig:
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads if name == "LlamaForCausalLM" else None),
+        head_dim=fields.integer("head_dim", HEAD_DIM.get(architecture, hidden // max(heads, 1))),
+        max_context=fields.integer("max_position_embeddings"),
+        rms_eps=fields.number("rms_norm_eps", 1e-6),
+        rope_theta=fields.number("rope_theta", ROPE_THETA.get(architecture, 1e4)),
+        # Left out where it is the family's default.
+        tied_embeddings=fields.flag("tie_word_embeddings", architecture == "gemma3"),
+    )
+    return check_sizes(config, fields.where)
+
+
+def _rope_fields(fields: Fields) -> Fields | None:
+    """`rope_scaling` is the older name. Where both are there, transformers takes it too."""
+    newer = fields.group("rope_parameters")
+    return fields.group("rope_scaling") or newer
+
+
+def _llama(fields: Fields, config: ModelConfig, name: str) -> ModelSettings:
+    if fields.number("partial_rotary_factor", 1.0) != 1:
+        raise ModelFileError(f"{fields.where}: partial_rotary_factor is not supported: heads rotate whole here")
+    rope, context = read_rope(_rope_fields(fields), config.rope_theta, config.head_dim, config.max_context)
+    if name == "MistralForCausalLM":
+        windows = [_window(fields)] * config.num_layers
+    elif name == "LlamaForCausalLM":
+        windows = [None] * config.num_layers
+    else:
+        windows = _qwen_windows(fields, config)
+    return ModelSettings(
+        config=replace(config, max_context=context),
+        ropes=(rope,),
+        layers=tuple(LayerAttention(window) for window in windows),
+        scale=config.head_dim**-0.5,
+        biases=_biases(fields, name),
+    )
+
+
+def _biases(fields: Fields, name: str) -> frozenset[str]:
+    if name == "Qwen2ForCausalLM":
+        return ATTENTION_INPUT
+    if name == "MistralForCausalLM":
+        return frozenset()
+    attention = ATTENTION_INPUT | {"attn_output"} if fields.flag("attention_bias") else frozenset()
+    return attention | (FEED_FORWARD if name == "LlamaForCausalLM" and fields.flag("mlp_bias") else frozenset())
+
+
+def _qwen_windows(fields: Fields, config: ModelConfig) -> list[int | None]:
+    first = fields.integer("max_window_layers", QWEN_MAX_WINDOW_LAYERS)
+    local = _layer_types(fields, config) or [layer >= first for layer in range(config.num_layers)]
+    window = (_window(fields)) if fields.flag("use_sliding_window") else None
+    fields.raw("sliding_window")
+    return [window if is_local else None for is_local in local]
+
+
+def _window(fields: Fields) -> int | None:
+    if fields.raw("sliding_window") is None:
+        return None
+    window = fields.integer("sliding_window")
+    if window < 1:
+        raise ModelFileError(f"{fields.where}: sliding_window is {window}, and must be above 0")
+    return window
+
+
+def _layer_types(fields: Fields, config: ModelConfig) -> list[bool] | None:
+    """Whether each layer has a window; None where the file leaves it to a pattern."""
+    kinds = fields.raw("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != config.num_layers:
+        raise ModelFileError(f"{fields.where}: layer_types must have one entry for each of {config.num_layers} layers")
+    for kind in kinds:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise ModelFileError(f"{fields.where}: layer type {kind!r} is not supported")
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def _gemma3(fields: Fields, config: ModelConfig) -> ModelSettings:
+    ropes = fields.group("rope_parameters")
+    whole = local = None
+    if ropes is not None:
+        whole, local = ropes.group("full_attention"), ropes.group("sliding_attention")
+        ropes.check_all_known()
+    whole = fields.group("rope_scaling") or whole
+    local_theta = fields.positive("rope_local_base_freq", LOCAL_ROPE_THETA)
+    # The file's context is what the stretched embedding reaches, unlike Llama's.
+    global_rope, _ = read_rope(whole, config.rope_theta, config.head_dim, config.max_context)
+    local_rope, _ = read_rope(local, local_theta, config.head_dim, config.max_context)
+    window = _window(fields)
+    every = fields.integer("sliding_window_pattern", GEMMA3_FULL_ATTENTION_EVERY)
+    if every < 1:
+        raise ModelFileError(f"{fields.where}: sliding_window_pattern is {every}, and must be above 0")
+    kinds = _layer_types(fields, config) or [bool((layer + 1) % every) for layer in range(config.num_layers)]
+    return ModelSettings(
+        config=config,
+        ropes=(global_rope, local_rope),
+        layers=tuple(LayerAttention(window, 1) if is_local else LayerAttention() for is_local in kinds),
+        scale=fields.positive("query_pre_attn_scalar", GEMMA3_QUERY_SCALE) ** -0.5,
+        attention_softcap=fields.cap("attn_logit_softcapping"),
+        logit_softcap=fields.cap("final_logit_softcapping"),
+        biases=ATTENTION_INPUT | {"attn_output"} if fields.flag("attention_bias") else frozenset(),
+    )
