@@ -19,8 +19,12 @@ class Grammar(Protocol):
     def mask(self) -> NDArray[np.int32] | None:
         """Bits of the tokens allowed next, token t at bit t % 32 of word t // 32; None allows all."""
 
-    def accept(self, token: int) -> None:
-        """Go on past a sampled token."""
+    def accept(self, token: int) -> bool:
+        """Go on past a sampled token; False when the answer can't go on with it."""
+
+    @property
+    def failure(self) -> str:
+        """Why `accept` said no, as a sentence."""
 
 
 class TokenRules:
@@ -54,7 +58,8 @@ class TokenRules:
         """Note a sampled token."""
         self.output.append(token)
         if self.penalised:
-            self._counts[self._add(token)] += 1
+            slot = self._add(token)
+            self._counts[slot] += 1
 
     def forbidden(self) -> Ids:
         """Tokens that must not come next."""
@@ -128,10 +133,20 @@ def apply_grammars(logits: Tensor, grammars: Sequence[tuple[int, Grammar]]) -> N
 
     Tokens past the end of a mask are not allowed.
     """
-    for row, grammar in grammars:
-        words = grammar.mask()
-        if words is None:
-            continue
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: logits.shape[1]]
-        logits[row, : len(bits)].masked_fill_(_to(logits, bits) == 0, -torch.inf)
-        logits[row, len(bits) :] = -torch.inf
+    masks = [(row, words) for row, grammar in grammars if (words := grammar.mask()) is not None]
+    if not masks:
+        return
+    rows, width = [row for row, _ in masks], logits.shape[1]
+    packed = np.zeros((len(masks), -(-width // 32)), np.int32)
+    for into, (_, words) in zip(packed, masks, strict=True):
+        into[: len(words)] = words[: len(into)]
+    forbidden = np.unpackbits(packed.view(np.uint8), axis=1, count=width, bitorder="little") == 0
+    if logits.device.type != "cpu":
+        places = _to(logits, np.array(rows))
+        logits[places] = logits[places].masked_fill(_to(logits, forbidden), -torch.inf)
+    elif len(rows) == len(logits):  # through numpy: torch would wake all its threads for this
+        np.copyto(logits.numpy(), -np.inf, where=forbidden)
+    else:
+        guided = logits.numpy()[rows]
+        np.copyto(guided, -np.inf, where=forbidden)
+        logits.numpy()[rows] = guided
