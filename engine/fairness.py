@@ -5,8 +5,8 @@ weighs more). The tenant with the lowest counter goes first (Sheng et al., "Fair
 OSDI 2024). Tokens found in the cache cost nothing, nor does what is computed again after a preemption.
 
 A tenant that was away is lifted near the lowest counter of those present, so that nobody saves up. It keeps `burst`
-tokens of advantage, though: with none, a rare request would share its first step evenly with a flood and take twice as
-long, and queue behind the step in progress besides.
+tokens of advantage, though: with none, a rare request would share its steps evenly with a flood and take twice as long,
+and wait for the step in progress besides. Over any length of time that is all it can get beyond its share.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Tenant:
     """Sequences waiting or running."""
     running: int = 0
     blocks: int = 0
-    """Blocks its running sequences took from the pool, those they found in the cache not counted."""
+    """Blocks its running sequences took or were promised, those they found in the cache not counted."""
     served: int = 0
     """The last step in which it got prefill."""
 

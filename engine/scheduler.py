@@ -22,11 +22,15 @@ from engine.batch import BLOCK_TOKENS, FlatBatch
 from engine.block_manager import BLOCK_BYTES, ROOT, BlockManager, token_bytes
 from engine.fairness import Fairness
 from engine.layout import Chunk, blocks_for, flat_batch
+from engine.preemption import Pool, Shortage, displaced_by, victim_for
 from engine.sequence import Sequence
 from engine.waiting import Rank, Waiting, rank
 
 MAX_RUNNING = 256
 """Most sequences in one step."""
+
+BURST_STEPS = 4
+"""Full steps of prefill by which a tenant that was away may get ahead of the others."""
 
 HEADROOM = 32
 """Tokens of answer that a request of open length has room for when it starts; doubled with each preemption."""
@@ -62,11 +66,12 @@ class Scheduler:
         rows = min(MAX_RUNNING, max_batch_tokens)  # so that every running sequence can decode in every step
         width = blocks_for(min(max_context, manager.num_blocks * BLOCK_TOKENS))
         self.table = np.zeros((rows, width), dtype=np.int32)
+        self._pool = Pool(manager.num_blocks, rows)
         self._free_rows = list(range(rows - 1, -1, -1))
         self.waiting = Waiting()
         self.running: list[Sequence] = []
         """By priority, then arrival."""
-        self.fairness = Fairness(max_batch_tokens, decode_weight)
+        self.fairness = Fairness(BURST_STEPS * max_batch_tokens, decode_weight)
         self.preemptions = 0
         self.reserved = 0
         """Blocks promised to running sequences that they have not taken yet. At most `manager.available`."""
@@ -145,7 +150,7 @@ class Scheduler:
             running = [sequence for sequence in self.running if sequence.space.salt == name]
             assert tenant.active == sum(sequence.space.salt == name for sequence in everybody)
             assert tenant.running == len(running)
-            assert tenant.blocks == sum(len(sequence.blocks) - sequence.reused for sequence in running)
+            assert tenant.blocks == sum(sequence.own_blocks for sequence in running)
 
     # Whose turn it is.
 
@@ -169,7 +174,9 @@ class Scheduler:
             decoding = self._within(limits, decoding)
         for sequence in decoding:
             while sequence.row is not None and not self._grow(sequence, now):
-                self._preempt(self._victim(sequence), now)
+                # Where blocks are left, they are other tenants' to keep: it would be no use to preempt those.
+                own = self.manager.available > self.reserved
+                self._preempt(victim_for(sequence, self.running, self.fairness, self._pool, own=own), now)
         chunks = [Chunk(s, s.computed, s.computed + 1) for s in decoding if s.row is not None]
         active, weight = self.fairness.active, self.fairness.decode_weight
         for sequence, start, _ in chunks:
@@ -291,7 +298,7 @@ class Scheduler:
         insort(self.running, sequence, key=lambda s: (s.priority, s.order))
         tenant = self.fairness.active[sequence.space.salt]
         tenant.running += 1
-        tenant.blocks += fit.fresh
+        tenant.blocks += fit.promised - sequence.reused
 
     # Stopping.
 
@@ -306,36 +313,12 @@ class Scheduler:
         fit = self._fit(sequence)
         if fit is None or (fit.missing <= 0 and self._free_rows):
             return
-        victims = self._displaced_by(sequence, fit)
+        shortage = Shortage(fit.missing, int(not self._free_rows), fit.promised - len(fit.shared))
+        victims = displaced_by(sequence, shortage, self.running, self.fairness, self._pool)
         for victim in victims:
             self._preempt(victim, now)
         if victims and (fit := self._fit(sequence)) is not None and fit.missing <= 0:
             self._start(sequence, fit, now)
-
-    def _displaced_by(self, sequence: Sequence, fit: Fit) -> list[Sequence]:
-        """Running sequences that give way to this one: the latest ones, and none unless they are enough."""
-        active = self.fairness.active
-        own = active[sequence.space.salt]
-        block_share = self.fairness.share(self.manager.num_blocks)
-        row_share = self.fairness.share(len(self.table))
-        entitled = own.blocks + fit.promised - len(fit.shared) <= block_share and own.running < row_share
-        blocks = {name: tenant.blocks for name, tenant in active.items()}
-        rows = {name: tenant.running for name, tenant in active.items()}
-        missing_blocks, missing_rows = fit.missing, int(not self._free_rows)
-        victims: list[Sequence] = []
-        for victim in reversed(self.running):
-            if missing_blocks <= 0 and missing_rows <= 0:
-                return victims
-            name = victim.space.salt
-            has_more = rows[name] > 1 and (rows[name] > row_share if missing_rows > 0 else blocks[name] > block_share)
-            equal = victim.priority == sequence.priority
-            if victim.priority > sequence.priority or (equal and entitled and has_more):
-                victims.append(victim)
-                missing_blocks -= max(victim.promised, len(victim.blocks)) - victim.reused
-                missing_rows -= 1
-                blocks[name] -= len(victim.blocks) - victim.reused
-                rows[name] -= 1
-        return victims if missing_blocks <= 0 and missing_rows <= 0 else []
 
     def _grow(self, sequence: Sequence, now: float) -> bool:
         """Have a block for the sequence's next token; False when there is none for it."""
@@ -347,25 +330,14 @@ class Scheduler:
             self.reserved -= 1
         elif self._room(sequence, others=tenant.running - 1) < 1:
             return False
+        else:
+            tenant.blocks += 1
         new = self.manager.allocate(1, sequence.space.salt)
         assert new is not None
         sequence.settle_blocks(now)
         sequence.blocks += new
         self.table[sequence.row, count] = new[0]
-        tenant.blocks += 1
         return True
-
-    def _victim(self, sequence: Sequence) -> Sequence:
-        """Whom to preempt so that `sequence` can grow; perhaps itself."""
-        candidates = [s for s in self.running if not s.reserves_all]
-        if self.manager.available > self.reserved:  # what is left is other tenants' to keep: no use to preempt those
-            candidates = [s for s in candidates if s.space.salt == sequence.space.salt]
-        share = self.fairness.share(self.manager.num_blocks)
-        active = self.fairness.active
-        return max(
-            candidates[1:] or candidates,
-            key=lambda s: (s.priority, active[s.space.salt].blocks > share, s.order),
-        )
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         self.running.remove(sequence)
@@ -380,7 +352,7 @@ class Scheduler:
         self.reserved -= max(0, sequence.promised - len(sequence.blocks))
         tenant = self.fairness.active[sequence.space.salt]
         tenant.running -= 1
-        tenant.blocks -= len(sequence.blocks) - sequence.reused
+        tenant.blocks -= sequence.own_blocks
         self.manager.release(sequence.blocks)
         assert sequence.row is not None
         self.table[sequence.row, : len(sequence.blocks)] = 0

@@ -80,6 +80,11 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def own_blocks(self) -> int:
+        """Blocks it took or was promised, those it found in the cache not counted."""
+        return max(self.promised, len(self.blocks)) - self.reused
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_len
 

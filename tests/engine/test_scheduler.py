@@ -6,57 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.block_manager import BlockManager, block_digest
-from engine.scheduler import Chunk, Scheduler
+from engine.block_manager import block_digest
+from engine.layout import Chunk
 from engine.sequence import Sequence
-from tests.engine.fake_runner import FakeRunner, reference
-
-
-class Driver:
-    """The step loop in small: schedule, run, commit, sample greedily, finish at max_len; checks the pool each time."""
-
-    def __init__(self, num_blocks: int, budget: int, digest=block_digest, max_context: int = 512) -> None:
-        self.runner = FakeRunner(max_context)
-        self.runner.allocate(num_blocks)
-        self.scheduler = Scheduler(BlockManager(num_blocks, digest), budget, max_context)
-        self.now = 0.0
-        self.finished: list[Sequence] = []
-
-    def add(self, prompt: list[int], output: int, salt: bytes = b"") -> Sequence:
-        self.now += 1.0
-        sequence = Sequence(f"r{self.now}", salt, list(prompt), len(prompt), len(prompt) + output, self.now)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> list[Chunk]:
-        self.now += 1.0
-        chunks = self.scheduler.schedule(self.now)
-        assert chunks, "there is work, but nothing was scheduled"
-        assert sum(chunk.end - chunk.start for chunk in chunks) <= self.scheduler.max_batch_tokens
-        logits = self.runner.forward(self.scheduler.batch(chunks))
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        self.scheduler.commit(chunks)
-        for sequence, token in zip(sampling, logits.argmax(-1).tolist(), strict=True):
-            sequence.tokens.append(token)
-            if len(sequence.tokens) == sequence.max_len:
-                self.scheduler.remove(sequence, self.now)
-                self.finished.append(sequence)
-        self.scheduler.check()
-        return chunks
-
-    def run(self) -> None:
-        while self.scheduler.has_work:
-            self.step()
-
-
-def outputs_are_right(sequences: list[Sequence]) -> None:
-    for sequence in sequences:
-        prompt = sequence.tokens[: sequence.prompt_len]
-        assert sequence.tokens[sequence.prompt_len :] == reference(prompt, sequence.generated)
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(97), k=length)
+from tests.engine.driver import Driver, outputs_are_right, prompt_of
 
 
 def test_decode_goes_first_and_several_prefills_fill_the_budget() -> None:
@@ -134,7 +87,8 @@ def test_block_seconds_count_the_blocks_held() -> None:
 
 # A prompt is a few pieces out of a small set, so that prefixes are shared by chance.
 pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=4)
-arrivals = st.tuples(st.just("add"), pieces, st.integers(1, 50), st.integers(0, 1))
+wishes = st.fixed_dictionaries({"priority": st.integers(-1, 1), "reserves_all": st.booleans(), "reuse": st.booleans()})
+arrivals = st.tuples(st.just("add"), pieces, st.integers(1, 50), st.integers(0, 2), wishes)
 operations = st.lists(
     st.one_of(arrivals, st.tuples(st.just("step"), st.integers(1, 12)), st.tuples(st.just("abort"), st.integers(0, 9))),
     min_size=1,
@@ -142,19 +96,30 @@ operations = st.lists(
 )
 
 
+def accounts_add_up(sequences: list[Sequence], now: float) -> None:
+    for sequence in sequences:
+        account = sequence.account(now)
+        assert account.input_fresh + account.input_cached == account.prompt_tokens == sequence.prompt_len
+        assert account.input_cached < sequence.prompt_len and account.input_fresh > 0
+        assert account.input_cached == 0 or sequence.reuse
+        assert account.recomputed_tokens == 0 or account.preemptions
+        # Each of its tokens was computed once, found at first admission, or counted as computed again.
+        assert sequence.peak_computed == len(sequence.tokens) - 1
+
+
 @settings(max_examples=150, deadline=None)
-@given(operations, st.integers(13, 40), st.integers(1, 80), st.booleans())
-def test_random_operations_keep_the_pool_whole_and_the_text_right(ops, num_blocks, budget, collide) -> None:
+@given(operations, st.integers(13, 40), st.integers(1, 80), st.booleans(), st.sampled_from([0.0, 0.5]))
+def test_random_operations_keep_the_pool_whole_and_the_text_right(ops, num_blocks, budget, collide, floor) -> None:
     """Any mix of arrivals, chunks, preemptions, aborts, evictions and ends, in a pool that is often too small."""
     digest = (lambda parent, space, tokens: b"same") if collide else block_digest
-    driver = Driver(num_blocks, budget, digest)
+    driver = Driver(num_blocks, budget, digest, floor=floor)
     live: list[Sequence] = []
     for op in ops:
         if op[0] == "add":
             prompt = [token for kind, length in op[1] for token in prompt_of(length, kind)]
             output = min(op[2], num_blocks * 16 - len(prompt))
             if output > 0:
-                live.append(driver.add(prompt, output, bytes([op[3]])))
+                live.append(driver.add(prompt, output, bytes([op[3]]), **op[4]))
         elif op[0] == "step":
             for _ in range(op[1]):
                 if driver.scheduler.has_work:
@@ -162,36 +127,41 @@ def test_random_operations_keep_the_pool_whole_and_the_text_right(ops, num_block
         else:
             live = [sequence for sequence in live if sequence not in driver.finished]
             if live:
-                driver.scheduler.remove(live.pop(op[1] % len(live)), driver.now)
-                driver.scheduler.check()
+                driver.abort(live.pop(op[1] % len(live)))
     driver.run()
     outputs_are_right(driver.finished)
-    assert driver.scheduler.manager.held == 0
-    for sequence in driver.finished:
-        account = sequence.account(driver.now)
-        assert account.input_fresh + account.input_cached == sequence.prompt_len
-        assert account.input_cached < sequence.prompt_len and account.input_fresh > 0
+    assert driver.scheduler.manager.held == driver.scheduler.reserved == len(driver.scheduler.waiting) == 0
+    accounts_add_up(driver.finished, driver.now)
 
 
-def test_ten_thousand_random_steps() -> None:
+@pytest.mark.parametrize("tenants,floor", [(1, 0.0), (3, 0.5)])
+def test_ten_thousand_random_operations(tenants: int, floor: float) -> None:
     """A long life of one pool, so that ids, references and evictions go round many times."""
     rng = random.Random(7)
-    driver = Driver(24, budget=48)
+    driver = Driver(24, budget=48, floor=floor)
     live: list[Sequence] = []
-    steps = 0
-    while steps < 10_000:
+    aborted = {"waiting": 0, "prefilling": 0, "decoding": 0, "preempted": 0}
+    hits = preempted = 0
+    for _ in range(10_000):
         if len(live) < 6 and rng.random() < 0.3:
             prompt = [t for _ in range(rng.randint(1, 3)) for t in prompt_of(rng.randint(1, 48), rng.randint(0, 2))]
-            live.append(driver.add(prompt, rng.randint(1, 60), bytes([rng.randint(0, 1)])))
-        if live and rng.random() < 0.01:
-            driver.scheduler.remove(live.pop(rng.randrange(len(live))), driver.now)
-            driver.scheduler.check()
-        if driver.scheduler.has_work:
+            wishes = {"priority": rng.choice([0, 0, 0, 1]), "reserves_all": rng.random() < 0.3}
+            live.append(driver.add(prompt, rng.randint(1, 60), bytes([rng.randrange(tenants)]), **wishes))
+        elif live and rng.random() < 0.03:
+            sequence = live.pop(rng.randrange(len(live)))
+            if sequence.row is None:
+                aborted["preempted" if sequence.preemptions else "waiting"] += 1
+            else:
+                aborted["decoding" if sequence.generated else "prefilling"] += 1
+            driver.abort(sequence)
+        elif driver.scheduler.has_work:
             driver.step()
-        steps += 1
+        live = [sequence for sequence in live if sequence not in driver.finished]
         if len(driver.finished) >= 20:
             outputs_are_right(driver.finished)
-            live = [sequence for sequence in live if sequence not in driver.finished]
+            accounts_add_up(driver.finished, driver.now)
+            hits += sum(sequence.cached_tokens or 0 for sequence in driver.finished)
+            preempted += sum(sequence.preemptions > 0 for sequence in driver.finished)
             driver.finished.clear()
-        live = [sequence for sequence in live if sequence not in driver.finished]
-    assert driver.scheduler.preemptions > 100
+    assert driver.scheduler.preemptions > 100 and hits > 1000 and preempted > 20
+    assert all(aborted.values()), aborted
