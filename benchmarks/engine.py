@@ -1,110 +1,166 @@
-"""The engine beside transformers `generate`: decode, concurrency and prefix reuse, in one run on one machine.
+"""The engine beside llama.cpp, vLLM and transformers: each a real server over HTTP, same model, same prompts, one run.
 
-`python -m benchmarks.engine [--model NAME] [--quick] [--json FILE]`. Repetitions of the two systems alternate, so that
-a machine that drifts drifts for both.
+`python -m benchmarks.engine [--model NAME] [--peers …] [--only …] [--quick] [--json FILE]`. Servers run one at a time,
+since each takes all cores. Each repetition starts them anew, in turn, so that a machine that drifts drifts for all; the
+one that takes minutes to start (vLLM) is measured in one go. `python -m benchmarks.peers install` gets the peers.
 """
 
 import argparse
 import asyncio
-import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.engine_server import complete_all, engine
+import httpx
+
+from benchmarks import peer_install, peers
+from benchmarks.client import Client
+from benchmarks.compare import compare
 from benchmarks.report import Report, Row
-from benchmarks.transformers_peer import Peer, transformers
+from benchmarks.servers import Foreign, Running, System, start
+from benchmarks.workloads import FULL, QUICK, WORKLOADS, Figure, Sizes, Words
 from engine.catalog import pull
+from engine.tokenizer import Tokenizer, load_tokenizer
 
 PACKAGES = ("farthing", "torch", "transformers", "gguf")
-CONCURRENT = 16
-FARTHING, PEER = "farthing", "transformers generate, bf16"
-DECODE, MANY, REUSE = "1 request, 64 in, 128 out", "16 requests, 64 in, 64 out", "1,024 in, 1 out"
+SERVER = "server"
+UNCACHED = ("decode", "throughput", "ttft")
+"""The workloads after which peak memory is read: later ones fill prefix caches, which systems size differently."""
 
 
-def prompts(seed: int, count: int, length: int) -> list[list[int]]:
-    """Random token ids, the same for both systems, past the special tokens of every tokenizer in the catalogue."""
-    draw = random.Random(seed)
-    return [[draw.randrange(1_000, 40_000) for _ in range(length)] for _ in range(count)]
-
-
+@dataclass
 class Run:
-    """Measurements of one pair of running systems, a list of values for each figure."""
+    """One run over all systems: what to ask, and every figure so far by its place in the report."""
 
-    def __init__(self, url: str, model: str, peer: Peer) -> None:
-        self.url, self.model, self.peer = url, model, peer
-        self.values: dict[tuple[str, str, str, str], list[float]] = {}
+    tokenizer: Tokenizer
+    sizes: Sizes
+    only: Sequence[str]
+    repeats: int
+    values: dict[tuple[str, str, str, str], list[float]] = field(default_factory=dict)
+    keyed: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """(system, key) -> the values of figures that systems are compared by."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """System -> why it is measured no further."""
+    foreign: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, workload: str, system: str, metric: str, unit: str, value: float) -> None:
-        self.values.setdefault((workload, system, metric, unit), []).append(value)
+    def add(self, system: System, figure: Figure) -> None:
+        self.values.setdefault((figure.workload, system.name, figure.metric, figure.unit), []).append(figure.value)
+        if figure.key:
+            self.keyed.setdefault((system.name, figure.key), []).append(figure.value)
 
-    def decode(self, seed: int, tokens: int) -> None:
-        prompt = prompts(seed, 1, 64)
-        (answer,), _ = asyncio.run(complete_all(self.url, self.model, prompt, tokens))
-        self.add(DECODE, FARTHING, "decode", "tok/s", (tokens - 1) / (answer.last - answer.first))
-        first = self.peer.generate(prompt, 1)
-        whole = self.peer.generate(prompt, tokens)
-        self.add(DECODE, PEER, "decode", "tok/s", (tokens - 1) / (whole - first))
+    def all(self, systems: Sequence[System]) -> None:
+        for system in systems:
+            if system.family == "farthing":
+                self._try(system, ())  # a first start builds kernels and packs weights, which later ones find
+        for repeat in range(self.repeats):
+            for system in systems:
+                if not (system.slow_start and repeat):
+                    self._try(system, range(self.repeats) if system.slow_start else (repeat,))
 
-    def many(self, seed: int, tokens: int, sequential: int) -> None:
-        """`sequential`: how many of the 16 the one-at-a-time figures are taken from (they are slow)."""
-        batch = prompts(seed, CONCURRENT, 64)
-        _, wall = asyncio.run(complete_all(self.url, self.model, batch, tokens))
-        self.add(MANY, FARTHING, "16 at once", "tok/s", CONCURRENT * tokens / wall)
-        alone = prompts(seed + 1, sequential, 64)
-        walls = [asyncio.run(complete_all(self.url, self.model, [prompt], tokens))[1] for prompt in alone]
-        self.add(MANY, FARTHING, "one at a time", "tok/s", sequential * tokens / sum(walls))
-        walls = [self.peer.generate([prompt], tokens) for prompt in alone]
-        self.add(MANY, PEER, "one at a time", "tok/s", sequential * tokens / sum(walls))
-        self.add(MANY, PEER, "static batch of 16", "tok/s", CONCURRENT * tokens / self.peer.generate(batch, tokens))
+    def _try(self, system: System, repeats: Sequence[int]) -> None:
+        """One start of `system`, unless an earlier one failed; a failure is kept and the others go on."""
+        if system.name in self.failed:
+            return
+        try:
+            with start(system) as running:
+                foreign = Foreign(running.pid)
+                for repeat in repeats:
+                    say(f"{system.name}: repetition {repeat + 1} of {self.repeats}")
+                    asyncio.run(self._workloads(system, running, repeat))
+                if repeats:
+                    self.add(system, Figure("ready", SERVER, "ready", "s", running.ready))
+                    self.foreign.setdefault(system.name, []).append(foreign.cores())
+        except (RuntimeError, httpx.HTTPError) as error:
+            self.failed[system.name] = str(error) or type(error).__name__
+            say(f"{system.name} failed: {self.failed[system.name]}")
 
-    def reuse(self, seed: int) -> None:
-        prompt = prompts(seed, 1, 1024)
-        for metric in ("first arrival", "second arrival"):
-            (answer,), _ = asyncio.run(complete_all(self.url, self.model, prompt, 1))
-            self.add(REUSE, FARTHING, f"time to first token, {metric}", "ms", answer.first * 1e3)
-        self.add(REUSE, FARTHING, "cached tokens, second arrival", "tokens", answer.cached_tokens)
-        self.add(REUSE, PEER, "time to first token, first arrival", "ms", self.peer.generate(prompt, 1) * 1e3)
+    async def _workloads(self, system: System, running: Running, repeat: int) -> None:
+        """All workloads once. Prompts depend on the workload and the repetition alone, never on the system."""
+        async with Client(running.url, system.model) as client:
+            await client.together([Words(self.tokenizer, repeat).ids(300)] * 2, 8)  # first-use costs
+            peak = 0
+            for number, (name, workload) in enumerate(WORKLOADS.items()):
+                if name not in self.only:
+                    continue
+                for figure in await workload(client, Words(self.tokenizer, 1_000 * (repeat + 1) + number), self.sizes):
+                    say(f"  {figure.workload}: {figure.metric} {figure.value:,.1f} {figure.unit}")
+                    self.add(system, figure)
+                if name in UNCACHED:
+                    peak = running.peak_memory()
+        if peak:
+            self.add(system, _memory("memory", "peak memory", peak))
+        self.add(system, _memory("", "peak memory, all workloads", running.peak_memory()))
+        self.add(system, _memory("", "memory at the end, shared out", running.shared_out_memory()))
+
+    def report(self, systems: Sequence[System]) -> Report:
+        report = Report(versions=peer_install.versions())
+        report.rows = [Row.of(w, s, m, values, unit) for (w, s, m, unit), values in self.values.items()]
+        report.rows.sort(key=lambda row: (row.workload == SERVER, row.workload, row.metric))
+        compare(report, systems, self.keyed)
+        cores = ", ".join(f"{name} {max(busy):.1f}" for name, busy in self.foreign.items())
+        report.notes.append(f"cores that other processes kept busy meanwhile, at most: {cores}")
+        return report
 
 
-def ratios(report: Report) -> None:
-    value = report.value
-    first, second = (value(REUSE, FARTHING, f"time to first token, {n} arrival") for n in ("first", "second"))
-    many = value(MANY, FARTHING, "16 at once")
-    measured = {
-        "decode_b1": (value(DECODE, FARTHING, "decode") / value(DECODE, PEER, "decode"), "2"),
-        "concurrent_16": (many / value(MANY, PEER, "one at a time"), "6"),
-        "concurrent_16_over_own_one_at_a_time": (many / value(MANY, FARTHING, "one at a time"), ""),
-        "concurrent_16_over_static_batch": (many / value(MANY, PEER, "static batch of 16"), ""),
-        "ttft_1024_second_arrival": (first / second, "8"),
-        "ttft_1024_first_arrival": (value(REUSE, PEER, "time to first token, first arrival") / first, ""),
-    }
-    report.ratios = {name: ratio for name, (ratio, _) in measured.items()}
-    report.targets = {name: target for name, (_, target) in measured.items() if target}
+def _memory(key: str, metric: str, size: int) -> Figure:
+    return Figure(key, SERVER, metric, "MiB", size / 2**20)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m", help="a name from the catalogue (Llama or Qwen2)")
-    parser.add_argument("--dtype", default="int8", help="the engine's; transformers runs bf16")
-    parser.add_argument("--quick", action="store_true", help="one repetition, about a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there instead of printing them")
-    options = parser.parse_args()
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    options = arguments()
     path = pull(options.model)
-    repeats = 1 if options.quick else 3
-    report = Report()
-    with engine(options.model, options.dtype) as (url, ready), transformers(path) as peer:
-        run = Run(url, options.model, peer)
-        asyncio.run(complete_all(url, options.model, prompts(0, 1, 64), 8))  # first-use costs belong to neither
-        peer.generate(prompts(0, 1, 64), 8)
-        for repeat in range(repeats):
-            run.decode(100 + repeat, 128)
-            run.many(200 + 10 * repeat, 64, sequential=2 if options.quick else 4)
-            run.reuse(300 + repeat)
-    report.rows = [Row.of(w, s, m, values, unit) for (w, s, m, unit), values in run.values.items()]
-    report.rows.append(Row.of("start", FARTHING, "ready", [ready], "s"))
-    ratios(report)
-    report.notes.append(f"model {options.model}, engine dtype {options.dtype}; ratios are of medians")
+    ours, missing = peers.farthing(options.model, path, options.dtype)
+    theirs, missing_peers = peers.found(options.model, path, options.peers)
+    systems = [*ours, *theirs]
+    for line in (missing := missing + missing_peers):
+        say(f"Not measured: {line}")
+    sizes = QUICK if options.quick else FULL
+    run = Run(load_tokenizer(path), sizes, options.only, 1 if options.quick else options.repeats)
+    run.all(systems)
+    report = run.report(systems)
+    report.notes.insert(0, f"model {options.model}, {run.repeats} repetition(s); ratios are of medians")
+    report.notes += [f"Not measured: {line}" for line in missing]
+    report.notes += [f"Failed: {name}: {why}" for name, why in run.failed.items()]
     report.emit(options.json, PACKAGES)
+    return 1 if run.failed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m", help="a name from the catalogue (Llama or Qwen2)")
+    parser.add_argument(
+        "--dtype", type=listed, default=["int8", "int4"], help="the engine's; int8+kv8 is int8 with KV in int8"
+    )
+    families = ", ".join(peers.FAMILIES)
+    parser.add_argument(
+        "--peers",
+        type=listed,
+        default=list(peers.FAMILIES),
+        help=f"any of {families}, or one system like 'llama.cpp q8_0'",
+    )
+    parser.add_argument("--only", type=workloads, default=list(WORKLOADS), help=f"any of {', '.join(WORKLOADS)}")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one repetition of smaller workloads")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there instead of printing them")
+    return parser.parse_args()
+
+
+def listed(text: str) -> list[str]:
+    """Names between commas; 'none' is no name."""
+    return [] if text == "none" else [name.strip() for name in text.split(",")]
+
+
+def workloads(text: str) -> list[str]:
+    names = listed(text)
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise argparse.ArgumentTypeError(f"no workload is called {', '.join(unknown)}")
+    return names
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -38,11 +38,14 @@ class Row:
 
 @dataclass
 class Report:
-    """Rows and ratios of one run. `targets` names the least (or, with a leading "<", the most) a ratio should be."""
+    """Rows and ratios of one run. `targets` names the least (or, with a leading "<", the most) a ratio should be,
+    `basis` the two figures it is of, and `versions` what was measured that is not a package of this environment."""
 
     rows: list[Row] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
     targets: dict[str, str] = field(default_factory=dict)
+    basis: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def value(self, workload: str, system: str, metric: str) -> float:
@@ -58,10 +61,11 @@ class Report:
     def write_json(self, path: Path, packages: Sequence[str]) -> None:
         body: dict[str, Any] = {
             "machine": machine(),
-            "versions": versions(packages),
+            "versions": versions(packages) | self.versions,
             "rows": [asdict(row) for row in self.rows],
             "ratios": self.ratios,
             "targets": self.targets,
+            "basis": self.basis,
             "notes": self.notes,
         }
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
@@ -70,7 +74,7 @@ class Report:
         console = Console(width=110, highlight=False)
         where = machine()
         console.print(f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, {', '.join(where['flags'])}")
-        console.print(", ".join(f"{name} {version}" for name, version in versions(packages).items()))
+        console.print(", ".join(f"{name} {version}" for name, version in (versions(packages) | self.versions).items()))
         table = Table(title=None)
         for heading in ("workload", "system", "metric"):
             table.add_column(heading)
@@ -85,8 +89,9 @@ class Report:
         table.add_column("ratio")
         table.add_column("measured", justify="right")
         table.add_column("target", justify="right")
+        table.add_column("of")
         for name, ratio in self.ratios.items():
-            table.add_row(name, f"{ratio:.2f}", self.targets.get(name, ""))
+            table.add_row(name, f"{ratio:.2f}", self.targets.get(name, ""), self.basis.get(name, ""))
         console.print(table)
         for note in self.notes:
             console.print(note)
