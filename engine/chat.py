@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,6 +28,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 FIELD_USE = r"""\bm(sg|essages?(\[[^\]]+\])?)?(\.|\.get\(['"]|\[['"]){key}\b"""
 """How a template reads a field of a message: `message.name`, `messages[0]['name']`, `msg.get("name")`, …"""
+
+OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of every template, which are set here."""
 
 MAX_DEPTH = 100
 """Levels of objects and lists in a field; far deeper ones would exhaust the stack of whoever walks through them."""
@@ -41,12 +45,18 @@ class ChatError(ValueError):
 
 
 def render(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], check: Callable[[str], None] = lambda text: None
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    check: Callable[[str], None] = lambda text: None,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Prompt token ids of a conversation in the OpenAI shape, the start of the assistant's next message included.
 
-    `check` sees the prompt's text before it is tokenised, and may raise. Raises ChatError for what the template or the
-    model can't take.
+    `check` sees the prompt's text before it is tokenised, and may raise. `tools` are shown to the model; `options` are
+    variables of its template's own, such as `enable_thinking`. Raises ChatError for what the template or the model
+    can't take.
     """
     if tokenizer.chat_template is None:
         raise ChatError(
@@ -55,6 +65,13 @@ def render(
     if not messages:
         raise ChatError("messages is empty: send at least one message", "messages")
     template = tokenizer.chat_template
+    if tools:
+        template = tokenizer.tool_template or template
+        if "tools" not in template_variables(template):
+            raise ChatError("this model's chat template has no place for tools: leave tools out", "tools")
+        _check_depth(tools, "tools")
+    own = dict(options or {})
+    _check_options(own, template, tokenizer)
     plain = [_plain(message, f"messages[{i}]", template) for i, message in enumerate(messages)]
 
     mark = f"\ufdd0{secrets.token_hex(8)}\ufdd0"
@@ -62,7 +79,12 @@ def render(
     marked = [{key: value if key == "role" else _mark(value, starts, mark) for key, value in m.items()} for m in plain]
     try:
         text = _compile(template).render(
-            messages=marked, tools=None, documents=None, add_generation_prompt=True, **tokenizer.special_tokens
+            messages=marked,
+            tools=_mark(list(tools), starts, mark) if tools else None,
+            documents=None,
+            add_generation_prompt=True,
+            **_mark(own, starts, mark),
+            **tokenizer.special_tokens,
         )
     except (TemplateError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).replace(mark, "")
@@ -186,6 +208,26 @@ def _encode(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
         ids.append(tokenizer.control_tokens[text[start:end]])
         done = end
     return ids + tokenizer.encode_plain(text[done:].replace(mark, ""))
+
+
+def _check_options(options: Mapping[str, Any], template: str, tokenizer: Tokenizer) -> None:
+    """Refuse options that the template does not look at, or that are not the caller's to set."""
+    known = template_variables(template) - OURS - set(tokenizer.special_tokens)
+    for name, value in options.items():
+        where = f"chat_template_kwargs.{name[:60]}"
+        if name not in known:
+            names = ", ".join(sorted(known)) or "no options at all"
+            raise ChatError(f"{where} is not an option of this model's chat template: it has {names}", where)
+        _check_depth(value, where)
+
+
+@lru_cache(maxsize=16)
+def template_variables(source: str) -> frozenset[str]:
+    """Names that a template looks at and does not set itself."""
+    try:
+        return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source))) - frozenset(ENVIRONMENT.globals)
+    except TemplateSyntaxError as error:
+        raise ChatError(f"the model's chat template is not valid: {error}", "model") from error
 
 
 @lru_cache(maxsize=16)

@@ -68,6 +68,7 @@ class Tokenizer:
         add_bos: bool,
         eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
         """`special_tokens` maps the names that templates use (`bos_token`, `eos_token`, …) to their text."""
         self._backend = backend
@@ -87,6 +88,8 @@ class Tokenizer:
         self.eos_ids = frozenset(ends | set(eos_ids))
         """Every token that ends a turn or a text."""
         self.chat_template = chat_template
+        self.tool_template = tool_template
+        """The template for conversations with tools, where the model brings one apart."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -112,6 +115,11 @@ class Tokenizer:
         with self._mode.reading(control):
             return list(self._backend.encode(text, add_special_tokens=False).ids)
 
+    def token_id(self, text: str) -> int | None:
+        """The token that is spelled like this as a whole, such as `<think>`; None when there is none."""
+        id: int | None = self._backend.token_to_id(text)
+        return id
+
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes that a token adds to the text, perhaps only part of a character; empty for control tokens."""
         if token_id in self._control_ids:
@@ -129,6 +137,10 @@ class Tokenizer:
         if match := BYTE_TOKEN.fullmatch(token):
             return bytes([int(match[1], 16)])
         return token.replace(SPACE, " ").encode()
+
+    def spell(self, token_id: int) -> bytes:
+        """As `token_bytes`, but control tokens are written out."""
+        return self._added.get(token_id) or self.token_bytes(token_id)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the tokens, control tokens left out; U+FFFD stands where they do not spell valid UTF-8."""
@@ -225,6 +237,7 @@ def _from_gguf(path: Path) -> Tokenizer:
         add_bos=fields.get("tokenizer.ggml.add_bos_token", kind == "llama" or _is_llama_3(fields)),
         eos_ids=[id for id in ends if id is not None],
         chat_template=fields.get("tokenizer.chat_template"),
+        tool_template=fields.get("tokenizer.chat_template.tool_use"),
     )
 
 
@@ -245,7 +258,6 @@ def _byte_level_backend(tokens: list[str], fields: Mapping[str, Any]) -> Backend
     else:
         known = sorted({"default", "gpt-2", "smollm", *SPLITS})
         raise TokenizerError(f"tokenizer.ggml.pre is {pre!r}; this engine knows {', '.join(known)}")
-    # Llama 3 takes a word that is a token as it is, even where the merges would not build it.
     vocab = {token: id for id, token in enumerate(tokens)}
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=_is_llama_3(fields)))
     backend.pre_tokenizer = cut
@@ -253,6 +265,7 @@ def _byte_level_backend(tokens: list[str], fields: Mapping[str, Any]) -> Backend
 
 
 def _is_llama_3(fields: Mapping[str, Any]) -> bool:
+    """Llama 3 takes a word that is a token as it is, even where the merges would not build it."""
     return fields.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
 
 
@@ -316,19 +329,22 @@ def _from_folder(folder: Path) -> Tokenizer:
         special_tokens=special,
         add_bos=config.get("add_bos_token", bos is not None and probe[:1] == [bos]),
         eos_ids=[*(ends if isinstance(ends, list) else [ends]), *([] if eos is None else [eos])],
-        chat_template=_folder_template(folder, config),
+        chat_template=_folder_template(folder, config, "default"),
+        tool_template=_folder_template(folder, config, "tool_use"),
     )
 
 
-def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own, or in tokenizer_config.json (one, or a list of named ones)."""
+def _folder_template(folder: Path, config: Mapping[str, Any], name: str) -> str | None:
+    """The chat template of that name: a file of its own, or in tokenizer_config.json (one, or a list of named ones)."""
     file = folder / "chat_template.jinja"
+    if name != "default":
+        file = folder / "additional_chat_templates" / f"{name}.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template
+        return next((entry["template"] for entry in template if entry["name"] == name), None)
+    return template if name == "default" else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from engine.logits import Grammar
 from engine.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 
 
@@ -19,3 +21,11 @@ def byte_tokenizer(
     backend.add_tokens([AddedToken(name, normalized=False) for name in added])
     special = {"bos_token": "<s>", "eos_token": "<eos>"}
     return Tokenizer(backend, "byte-level", special_tokens=special, add_bos=add_bos, chat_template=template)
+
+
+def allowed(grammar: Grammar) -> set[int]:
+    """The tokens that a grammar lets come next."""
+    words = grammar.mask()
+    assert words is not None
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())

@@ -8,10 +8,9 @@ import time
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
-from byte_words import byte_tokenizer
+from byte_words import allowed, byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +24,6 @@ EOS = WORDS.eos_ids
 
 def start(grammar: Grammar) -> Guide:
     return guided.compile_here(WORDS, grammar)
-
-
-def allowed(guide: Guide) -> set[int]:
-    words = guide.mask()
-    assert words is not None
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits).tolist())
 
 
 def accepts(grammar: Grammar, text: str) -> bool:

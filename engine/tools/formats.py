@@ -1,0 +1,237 @@
+"""How a model writes tool calls: known from its chat template, read back from its answer, enforced by a grammar.
+
+- hermes (Hermes, Qwen): `<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>`, one pair of tags a call
+- llama (Llama 3): the answer is `{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`; more follow a `;`
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from engine import json_schema
+from engine.detokenizer import overlap
+from engine.guided import JSON_SPACE, Grammar, sized
+from engine.pieces import CallDelta, Piece
+from engine.tokenizer import Tokenizer
+from engine.tools.call_reader import CallReader
+from engine.tools.declared import Function, Tools
+
+Format = Literal["hermes", "llama"]
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON = "<|python_tag|>"
+
+
+def format_of(tokenizer: Tokenizer) -> Format | None:
+    """The format that the model's template teaches; None when it is not a known one."""
+    template = tokenizer.tool_template or tokenizer.chat_template or ""
+    if OPEN in template and "<function=" not in template:  # Qwen3-Coder writes XML between the same tags
+        return "hermes"
+    if tokenizer.token_id(PYTHON) is not None and '"parameters"' in template:
+        return "llama"
+    return None
+
+
+def splitter_of(format: Format, tools: Tools) -> "HermesSplitter | LlamaSplitter":
+    names = frozenset(function.name for function in tools.callable)
+    return (HermesSplitter if format == "hermes" else LlamaSplitter)(names, tools.parallel)
+
+
+def grammar_of(format: Format, tools: Tools, tokenizer: Tokenizer) -> Grammar | None:
+    """What the answer must match; None where anything may come.
+
+    Where a call must come, its arguments follow the function's schema. Where a model may choose, a call once begun is
+    a whole one, of a declared function, and follows the schema where the function is strict; Llama's calls have no
+    mark to begin with that could be told from an answer in JSON, so they are free there.
+    """
+    if tools.choice == "auto" and format == "llama":
+        return None
+    return sized(Grammar("lark", "\n".join(_rules(format, tools, tokenizer))), json_schema.MAX_BYTES)
+
+
+def _rules(format: Format, tools: Tools, tokenizer: Tokenizer) -> list[str]:
+    key = "arguments" if format == "hermes" else "parameters"
+    rules = [_call_rule(i, function, tools, key) for i, function in enumerate(tools.callable)]
+    call = "call: " + " | ".join(f"call_{i}" for i in range(len(rules)))
+    if format == "llama":
+        start = 'start: call (";" SPACE? call)*' if tools.parallel else "start: call"
+        return [start, "SPACE: /[ \\n]/", call, *rules]
+    opening, closing = _tag(OPEN, tokenizer), _tag(CLOSE, tokenizer)
+    body = f'"\\n" call "\\n" {closing}'
+    if tools.choice != "auto":
+        start = r'start: tagged ("\n" tagged)*' if tools.parallel else "start: tagged"
+        return [start, f"tagged: {opening} {body}", call, *rules]
+    if opening == OPEN:
+        free = [f"tagged: TEXT? {opening} {body}"]
+    else:
+        free = [f"head[lazy]: TEXT {opening}", f"tagged: head {body}"]
+    start = "start: tagged* text" if tools.parallel else "start: text | tagged"
+    return [start, "text: TEXT", r"TEXT: /(.|\n)*/", *free, call, *rules]
+
+
+def _call_rule(number: int, function: Function, tools: Tools, key: str) -> str:
+    follows = function.strict or tools.choice != "auto"
+    schema = {**(function.parameters if follows else {}), "type": "object"}
+    schema["x-guidance"] = {"whitespace_pattern": JSON_SPACE}
+    head = json.dumps(f'{{"name": "{function.name}", "{key}": ')
+    return f'call_{number}: {head} %json {json.dumps(schema, ensure_ascii=False)} "}}"'
+
+
+def _tag(tag: str, tokenizer: Tokenizer) -> str:
+    """The tag in a grammar: its token where it is a control token, else its text."""
+    return tag if tag in tokenizer.control_tokens else json.dumps(tag)
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class _Calls:
+    """The calls of one answer, numbered from 0."""
+
+    def __init__(self, names: Iterable[str], parallel: bool, new_id: Callable[[], str] = _new_id) -> None:
+        self._names, self._parallel, self._new_id = frozenset(names), parallel, new_id
+        self.count = 0
+
+    def reader(self) -> CallReader:
+        return CallReader(self.count, self._new_id(), self._names)
+
+    def shown(self, parts: list[CallDelta]) -> list[Piece]:
+        """Further calls of an answer that may have one only are left out."""
+        return [Piece(call=part) for part in parts if self._parallel or part.number == 0]
+
+
+class HermesSplitter:
+    """Calls stand between tags; what stands around them is content, without the white space next to the tags."""
+
+    def __init__(self, names: Iterable[str], parallel: bool) -> None:
+        self._calls = _Calls(names, parallel)
+        self._held = ""
+        self._reader: CallReader | None = None
+        self._closing = False
+        """Between a call and its closing tag."""
+        self._after_tag = False
+        """Nothing but white space has come since a closing tag."""
+
+    def push(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        self._held += text
+        while True:
+            before = (len(self._held), self._reader, self._closing)
+            if self._reader is not None:
+                pieces += self._read_call(self._reader)
+            elif self._closing:
+                self._read_closing()
+            else:
+                pieces += self._read_content()
+            if before == (len(self._held), self._reader, self._closing):
+                return pieces
+
+    def finish(self) -> list[Piece]:
+        held, self._held = self._held, ""
+        if self._reader is not None and not self._reader.said:
+            held = OPEN + self._reader.text
+        elif self._closing or (self._calls.count and not held.strip()):
+            held = ""
+        return [Piece(held)] if held else []
+
+    def _read_content(self) -> list[Piece]:
+        if self._after_tag:
+            self._held = self._held.lstrip()
+        content, tag, rest = self._held.partition(OPEN)
+        if tag:
+            self._reader, self._held = self._calls.reader(), rest
+            content = content.rstrip()
+        else:
+            content = content[: len(content) - overlap(content, OPEN)].rstrip()
+            self._held = self._held[len(content) :]
+        if not content:
+            return []
+        self._after_tag = False
+        return [Piece(content)]
+
+    def _read_call(self, reader: CallReader) -> list[Piece]:
+        parts, self._held = reader.push(self._held)
+        pieces = self._calls.shown(parts)
+        if reader.broken and not reader.said:
+            self._reader = None
+            return [Piece(OPEN + reader.text)]
+        if reader.broken or reader.done:
+            self._reader, self._closing, self._after_tag = None, True, True
+            self._calls.count += 1
+        return pieces
+
+    def _read_closing(self) -> None:
+        """Drop the closing tag; a model that leaves it out goes on at once."""
+        rest = self._held.lstrip()
+        if rest.startswith(CLOSE):
+            self._closing, self._held = False, rest.removeprefix(CLOSE)
+        elif rest and not CLOSE.startswith(rest):
+            self._closing, self._held = False, rest
+
+
+class LlamaSplitter:
+    """An answer that begins with a call is calls throughout; any other is content."""
+
+    def __init__(self, names: Iterable[str], parallel: bool) -> None:
+        self._calls = _Calls(names, parallel)
+        self._held = ""
+        self._reader: CallReader | None = None
+        self._prefix = ""
+        """What stood before the call being read."""
+        self._content = False
+
+    def push(self, text: str) -> list[Piece]:
+        if self._content:
+            return [Piece(text)] if text else []
+        pieces: list[Piece] = []
+        self._held += text
+        while self._held and not self._content:
+            if self._reader is None:
+                waiting, more = self._between()
+                pieces += more
+                if waiting:
+                    break
+            else:
+                pieces += self._read_call(self._reader)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        held = self._held
+        if self._reader is not None:
+            held = "" if self._reader.said else self._prefix + self._reader.text
+        elif self._calls.count and not held.strip(SEPARATORS):
+            held = ""
+        self._held = ""
+        return [Piece(held)] if held else []
+
+    def _between(self) -> tuple[bool, list[Piece]]:
+        """Look for the next call's start; True while more text must come to tell."""
+        rest = self._held.lstrip(SEPARATORS if self._calls.count else " \t\r\n")
+        tagged = rest.removeprefix(PYTHON).lstrip() if rest.startswith(PYTHON) else rest
+        if tagged.startswith("{"):
+            self._prefix = self._held[: len(self._held) - len(tagged)]
+            self._reader, self._held = self._calls.reader(), tagged
+            return False, []
+        if not tagged or PYTHON.startswith(rest):
+            return True, []
+        return False, self._give_up(self._held)
+
+    def _read_call(self, reader: CallReader) -> list[Piece]:
+        parts, self._held = reader.push(self._held)
+        pieces = self._calls.shown(parts)
+        if reader.broken and not reader.said:
+            return self._give_up(self._prefix + reader.text + self._held)
+        if reader.broken or reader.done:
+            self._reader = None
+            self._calls.count += 1
+        return pieces
+
+    def _give_up(self, text: str) -> list[Piece]:
+        self._content, self._held, self._reader = True, "", None
+        return [Piece(text)]
+
+
+SEPARATORS = "; ,\t\r\n"
+"""What Llama models put between calls."""
