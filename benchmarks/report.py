@@ -44,9 +44,9 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
     targets: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     basis: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     def value(self, workload: str, system: str, metric: str) -> float:
         return next(r.value for r in self.rows if (r.workload, r.system, r.metric) == (workload, system, metric))

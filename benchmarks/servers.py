@@ -59,9 +59,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def start(system: System) -> Iterator[Running]:
-    """Run `system` until the block ends, a SIGTERM to this process included. Raises RuntimeError with the end of its log
-    when it does not get ready."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Run `system` until the block ends, which a SIGTERM to this process does too. Raises RuntimeError with the end of
+    its log when it does not get ready."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
@@ -83,6 +83,7 @@ def start(system: System) -> Iterator[Running]:
             yield Running(url, child.pid, time.perf_counter() - began)
         finally:
             _stop(child)
+            signal.signal(signal.SIGTERM, before)
 
 
 def _healthy(url: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sandbox
+from benchmarks import sandbox as sandbox
 
 GSM8K, GSM8K_EXAMPLES, HUMANEVAL = "gsm8k_test_even.jsonl", "gsm8k_train_1500.jsonl", "humaneval_even.jsonl"
 SHOTS = 5

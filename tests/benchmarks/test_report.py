@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.report import ROOT, Report, Row
 
-COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "add_argument(" in path.read_text()]
+COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "report.emit(" in path.read_text()]
 
 
 @pytest.fixture
