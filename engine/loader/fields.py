@@ -41,8 +41,10 @@ class Fields:
             raise self._unlike(name, value, "a number above 0")
         return value
 
-    def cap(self, name: str) -> float | None:
-        """A soft cap: a positive number; None where it is missing or 0, which is how files say that there is none."""
+    def cap(self, name: str, default: float | None = None) -> float | None:
+        """A soft cap: a positive number. Null and 0 say that there is none, `default` counts where it is left out."""
+        if not self.has(name):
+            return default
         return self.positive(name) if self.raw(name) else None
 
     def flag(self, name: str, default: bool = False) -> bool:

@@ -15,10 +15,11 @@ from engine.layers.rope import Rope
 from engine.loader.checkpoint import ATTENTION_INPUT, LayerAttention, ModelFileError, ModelSettings, check_sizes
 from engine.loader.fields import Fields
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 HARMLESS = ("vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned")
-GEMMA3_FULL_ATTENTION_EVERY = 6
-GEMMA3_27B_LAYERS = 62
+GEMMA_FULL_ATTENTION_EVERY = {"gemma2": 2, "gemma3": 6}
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+GEMMA2_WINDOW = 4096
 LOCAL_ROPE_THETA = 1e4
 
 
@@ -43,17 +44,18 @@ def read_settings(
     layers = (LayerAttention(),) * config.num_layers
     if architecture == "gemma3":
         ropes += (rope.plain(config.head_dim, fields.positive("rope.freq_base_swa", LOCAL_ROPE_THETA)),)
-        layers = _gemma3_layers(fields, config.num_layers)
-        if config.num_layers == GEMMA3_27B_LAYERS:
-            # The file has no field for it: the 27B alone scales queries by hidden size per head.
+    if architecture in GEMMA_FULL_ATTENTION_EVERY:
+        layers = _gemma_layers(fields, config)
+        if config.num_layers == GEMMA_27B_LAYERS[architecture]:
+            # The file has no field for it: the 27Bs alone scale queries by hidden size per head.
             scale = (config.hidden_size // config.num_heads) ** -0.5
     settings = ModelSettings(
         config=replace(config, max_context=context),
         ropes=ropes,
         layers=layers,
         scale=fields.positive("attention.scale", scale),
-        attention_softcap=fields.cap("attn_logit_softcapping"),
-        logit_softcap=fields.cap("final_logit_softcapping"),
+        attention_softcap=fields.cap("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
+        logit_softcap=fields.cap("final_logit_softcapping", 30.0 if architecture == "gemma2" else None),
         biases=ATTENTION_INPUT if architecture == "qwen2" else _biases(shapes),
     )
     fields.check_all_known(HARMLESS)
@@ -106,7 +108,9 @@ def _rope(fields: Fields, config: ModelConfig, divisors: Tensor | None) -> tuple
         case "none":
             return plain, config.max_context
         case "linear":
-            reached = config.max_context if config.architecture == "gemma3" else round(config.max_context * factor)
+            reached = (
+                config.max_context if config.architecture.startswith("gemma") else round(config.max_context * factor)
+            )
             return rope.linear(plain, factor), reached
         case "yarn":
             return _yarn(fields, config, plain, factor, original), max(config.max_context, round(original * factor))
@@ -131,15 +135,17 @@ def _yarn(fields: Fields, config: ModelConfig, plain: Rope, factor: float, origi
     )
 
 
-def _gemma3_layers(fields: Fields, count: int) -> tuple[LayerAttention, ...]:
-    """Without a window every layer sees everything; with one, all but each sixth see that far."""
-    window = fields.integer("attention.sliding_window", 0)
+def _gemma_layers(fields: Fields, config: ModelConfig) -> tuple[LayerAttention, ...]:
+    """Without a window every layer sees everything; with one, each second or sixth does."""
+    architecture, count = config.architecture, config.num_layers
+    window = fields.integer("attention.sliding_window", GEMMA2_WINDOW if architecture == "gemma2" else 0)
     pattern = fields.raw("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         local = [bool(is_local) for is_local in pattern]
         if len(local) != count:
             raise ModelFileError(f"{fields.where}: attention.sliding_window_pattern has {len(local)} of {count} layers")
     else:
-        every = fields.integer("attention.sliding_window_pattern", GEMMA3_FULL_ATTENTION_EVERY)
+        every = fields.integer("attention.sliding_window_pattern", GEMMA_FULL_ATTENTION_EVERY[architecture])
         local = [every == 0 or layer % every < every - 1 for layer in range(count)]
-    return tuple(LayerAttention(window, 1) if is_local and window > 0 else LayerAttention() for is_local in local)
+    near = LayerAttention(window, 1 if architecture == "gemma3" else 0)
+    return tuple(near if is_local and window > 0 else LayerAttention() for is_local in local)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from engine.batch import ModelConfig
+from engine.layers.rope import Rope
 from engine.loader.checkpoint import (
     ATTENTION_INPUT,
     FEED_FORWARD,
@@ -19,18 +20,20 @@ ARCHITECTURES = {
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
 }
-ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gemma3": "gelu_pytorch_tanh"}
+GELU = "gelu_pytorch_tanh"
+GATES = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gemma2": GELU, "gemma3": GELU}
 
-# What a field that is left out means, by family.
-HEAD_DIM = {"qwen3": 128, "gemma3": 256}
+# What a field that is left out means.
+HEAD_DIM = {"qwen3": 128, "gemma2": 256, "gemma3": 256}
 ROPE_THETA = {"gemma3": 1e6}
 LOCAL_ROPE_THETA = 1e4
 WINDOW = 4096
 QWEN_MAX_WINDOW_LAYERS = 28
-GEMMA3_FULL_ATTENTION_EVERY = 6
-GEMMA3_QUERY_SCALE = 256
+GEMMA_FULL_ATTENTION_EVERY = {"gemma2": 2, "gemma3": 6}
+GEMMA_QUERY_SCALE = 256
 
 # What the file is and who wrote it; tokens, which the tokenizer's own files settle, and how text is drawn by default;
 # training, and what a call returns; how a product is cut up, which is not what it is.
@@ -63,13 +66,15 @@ def read_settings(fields: Fields) -> ModelSettings:
             f"{fields.where}: architecture {name!r} is not supported (can run: {', '.join(ARCHITECTURES)})"
         )
     for gate in ("hidden_activation", "hidden_act"):
-        activation = fields.raw(gate) or ACTIVATIONS[architecture]
-        if activation != ACTIVATIONS[architecture]:
+        activation = fields.raw(gate) or GATES[architecture]
+        if activation != GATES[architecture]:
             raise ModelFileError(f"{fields.where}: activation {activation!r} is not supported for {name}")
     if fields.raw("is_causal") is False:
         raise ModelFileError(f"{fields.where}: is_causal is false, and Farthing runs causal models only")
+    if fields.number("partial_rotary_factor", 1.0) != 1:
+        raise ModelFileError(f"{fields.where}: partial_rotary_factor is not supported: heads rotate whole here")
     config = _sizes(fields, name, architecture)
-    settings = _gemma3(fields, config) if architecture == "gemma3" else _llama(fields, config, name)
+    settings = _gemma(fields, config) if architecture in GEMMA_FULL_ATTENTION_EVERY else _llama(fields, config, name)
     fields.check_all_known(HARMLESS)
     return settings
 
@@ -89,7 +94,7 @@ def _sizes(fields: Fields, name: str, architecture: str) -> ModelConfig:
         rms_eps=fields.number("rms_norm_eps", 1e-6),
         rope_theta=fields.number("rope_theta", ROPE_THETA.get(architecture, 1e4)),
         # Left out where it is the family's default.
-        tied_embeddings=fields.flag("tie_word_embeddings", architecture == "gemma3"),
+        tied_embeddings=fields.flag("tie_word_embeddings", architecture in GEMMA_FULL_ATTENTION_EVERY),
     )
     return check_sizes(config, fields.where)
 
@@ -101,8 +106,6 @@ def _rope_fields(fields: Fields) -> Fields | None:
 
 
 def _llama(fields: Fields, config: ModelConfig, name: str) -> ModelSettings:
-    if fields.number("partial_rotary_factor", 1.0) != 1:
-        raise ModelFileError(f"{fields.where}: partial_rotary_factor is not supported: heads rotate whole here")
     rope, context = read_rope(_rope_fields(fields), config.rope_theta, config.head_dim, config.max_context)
     if name == "MistralForCausalLM":
         windows = [_window(fields)] * config.num_layers
@@ -158,28 +161,44 @@ def _layer_types(fields: Fields, config: ModelConfig) -> list[bool] | None:
     return [kind == "sliding_attention" for kind in kinds]
 
 
-def _gemma3(fields: Fields, config: ModelConfig) -> ModelSettings:
-    ropes = fields.group("rope_parameters")
-    whole = local = None
-    if ropes is not None:
-        whole, local = ropes.group("full_attention"), ropes.group("sliding_attention")
-        ropes.check_all_known()
-    whole = fields.group("rope_scaling") or whole
-    local_theta = fields.positive("rope_local_base_freq", LOCAL_ROPE_THETA)
-    # The file's context is what the stretched embedding reaches, unlike Llama's.
-    global_rope, _ = read_rope(whole, config.rope_theta, config.head_dim, config.max_context)
-    local_rope, _ = read_rope(local, local_theta, config.head_dim, config.max_context)
-    window = _window(fields)
-    every = fields.integer("sliding_window_pattern", GEMMA3_FULL_ATTENTION_EVERY)
+def _gemma(fields: Fields, config: ModelConfig) -> ModelSettings:
+    every = GEMMA_FULL_ATTENTION_EVERY[config.architecture]
+    attention_cap: float | None = None
+    if config.architecture == "gemma3":
+        every = fields.integer("sliding_window_pattern", every)
+        ropes = _gemma3_ropes(fields, config)
+        # transformers has this field for Gemma 3 and never uses it, and neither does anybody else.
+        fields.raw("attn_logit_softcapping")
+        logit_cap = fields.cap("final_logit_softcapping")
+    else:
+        ropes = (read_rope(_rope_fields(fields), config.rope_theta, config.head_dim, config.max_context)[0],)
+        attention_cap = fields.cap("attn_logit_softcapping", 50.0)
+        logit_cap = fields.cap("final_logit_softcapping", 30.0)
     if every < 1:
         raise ModelFileError(f"{fields.where}: sliding_window_pattern is {every}, and must be above 0")
+    window, local_rope = _window(fields), len(ropes) - 1
     kinds = _layer_types(fields, config) or [bool((layer + 1) % every) for layer in range(config.num_layers)]
     return ModelSettings(
+        # The file's context is what a stretched embedding reaches, unlike Llama's.
         config=config,
-        ropes=(global_rope, local_rope),
-        layers=tuple(LayerAttention(window, 1) if is_local else LayerAttention() for is_local in kinds),
-        scale=fields.positive("query_pre_attn_scalar", GEMMA3_QUERY_SCALE) ** -0.5,
-        attention_softcap=fields.cap("attn_logit_softcapping"),
-        logit_softcap=fields.cap("final_logit_softcapping"),
+        ropes=ropes,
+        layers=tuple(LayerAttention(window, local_rope) if is_local else LayerAttention() for is_local in kinds),
+        scale=fields.positive("query_pre_attn_scalar", GEMMA_QUERY_SCALE) ** -0.5,
+        attention_softcap=attention_cap,
+        logit_softcap=logit_cap,
         biases=ATTENTION_INPUT | {"attn_output"} if fields.flag("attention_bias") else frozenset(),
     )
+
+
+def _gemma3_ropes(fields: Fields, config: ModelConfig) -> tuple[Rope, ...]:
+    """For the layers that see everything, and for those with a window."""
+    parts = fields.group("rope_parameters")
+    whole = local = None
+    if parts is not None:
+        whole, local = parts.group("full_attention"), parts.group("sliding_attention")
+        parts.check_all_known()
+    whole = fields.group("rope_scaling") or whole
+    theta = fields.number("rope_local_base_freq", LOCAL_ROPE_THETA)
+    whole_rope, _ = read_rope(whole, config.rope_theta, config.head_dim, config.max_context)
+    local_rope, _ = read_rope(local, theta, config.head_dim, config.max_context)
+    return whole_rope, local_rope

@@ -28,7 +28,7 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GEMMA3_BLOCK_NAMES = BLOCK_NAMES | {
+GEMMA_BLOCK_NAMES = BLOCK_NAMES | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -63,7 +63,7 @@ def open_folder(path: Path) -> Checkpoint:
             raise ModelFileError(f"{path}: tensor {stored} has type {values.dtype}: not supported")
         values = values.float()
         # Gemma stores its norm weights as their distance from 1.
-        return values + 1 if architecture == "gemma3" and "norm" in name else values
+        return values + 1 if architecture.startswith("gemma") and "norm" in name else values
 
     weights = {name: shape for name, shape in shapes.items() if name not in scales}
     return Checkpoint(path, settings, weights, to_stored, read)
@@ -113,7 +113,7 @@ def _file_names(path: Path) -> list[str]:
 
 
 def _stored_names(architecture: str) -> Callable[[str], str]:
-    blocks = GEMMA3_BLOCK_NAMES if architecture == "gemma3" else BLOCK_NAMES
+    blocks = GEMMA_BLOCK_NAMES if architecture.startswith("gemma") else BLOCK_NAMES
 
     def stored(name: str) -> str:
         stem, _, kind = name.rpartition(".")

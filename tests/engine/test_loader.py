@@ -4,8 +4,6 @@ import json
 import struct
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 
 from engine.loader import ModelFileError, open_checkpoint
 from engine.runner import load
+from tests.engine import model_files
 from tests.engine.flat import all_logits, relative_error
 
 VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, DIM = 96, 64, 96, 4, 2, 16
@@ -50,6 +49,8 @@ FIELDS = {
     "feed_forward_length": INNER,
     "attention.head_count": HEADS,
     "attention.head_count_kv": KV_HEADS,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5000.0,
 }
 
 
@@ -75,27 +76,8 @@ def write_gguf(
     kind: Kind = Kind.F32,
     **changes: object,
 ) -> Path:
-    """The same model as llama.cpp stores it: q and k rows reordered, matrices quantised to `kind`."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**FIELDS, **changes}.items():
-        add = {int: writer.add_uint32, str: writer.add_string, float: writer.add_float32}[type(value)]
-        add(f"{architecture}.{key}", value)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_float32(f"{architecture}.rope.freq_base", 5000.0)
-    for name, tensor in tensors.items():
-        values = tensor.numpy()
-        if architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
-            heads = len(values) // DIM
-            values = values.reshape(heads, 2, DIM // 2, HIDDEN).swapaxes(1, 2).reshape(values.shape)
-        if values.ndim == 2 and kind != Kind.F32:
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, np.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    """The same model as llama.cpp stores it."""
+    return model_files.write_gguf(path, architecture, {**FIELDS, **changes}, tensors, (HEADS, KV_HEADS), kind)
 
 
 @pytest.mark.parametrize(

@@ -5,30 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from engine.runner import load
 from tests.engine.flat import Paged, all_logits, flat_batch, greedy, relative_error
+from tests.engine.model_files import random_model
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -44,20 +25,19 @@ GEMMA3 = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 CASES = {
-    "llama-tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
-    "llama-untied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": False, "head_dim": 24}),
-    "llama-all-heads": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
-    "llama-biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
-    "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-untied": ("Llama", {"tie_word_embeddings": False, "head_dim": 24}),
+    "llama-all-heads": ("Llama", {"num_key_value_heads": 4}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "linear-rope": (
-        LlamaForCausalLM,
-        LlamaConfig,
+        "Llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
     ),
-    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen2-untied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": False, "num_key_value_heads": 1}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA3),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma3": ("Gemma3", GEMMA3),
 }
 PROMPT = torch.randint(0, 300, (1, 70), generator=torch.Generator().manual_seed(1))
 
@@ -71,23 +51,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def randomised(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """Random everything: fresh models have zero biases and unit norms, which hide mistakes."""
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-            else:
-                parameter.copy_(torch.randn_like(parameter) * (0.3 if "bias" in name else parameter.shape[-1] ** -0.5))
-    return model.eval()
-
-
 @pytest.fixture(scope="module", params=CASES, ids=list(CASES))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
     """A model folder and transformers' logits [70, 300] for the prompt."""
-    family, config, options = CASES[request.param]
-    model = randomised(family(config(**{**SIZES, **options})))
+    family, options = CASES[request.param]
+    model = random_model(family, **options)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder, max_shard_size="200KB")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): norms around each sub-layer and on each head, GELU gates, local attention in most layers."""
+"""Gemma 2 and 3 (text): norms around each sub-layer, GELU gates, windows in some layers; 3 norms its heads too."""
 
 from engine.backends.base import Backend
 from engine.layers.weights import attention_input, attention_output, down, gate_up, head_norms, vocabulary
@@ -28,7 +28,7 @@ def read(checkpoint: Checkpoint, backend: Backend) -> Decoder:
 def _layer(checkpoint: Checkpoint, backend: Backend, index: int) -> Layer:
     hidden, block = checkpoint.config.hidden_size, f"blk.{index}"
     attention = checkpoint.settings.layers[index]
-    query_norm, key_norm = head_norms(checkpoint, block)
+    query_norm, key_norm = head_norms(checkpoint, block) if checkpoint.config.architecture == "gemma3" else (None, None)
     return Layer(
         attn_norm=checkpoint.tensor(f"{block}.attn_norm.weight", hidden),
         qkv=backend.linear(*attention_input(checkpoint, block)),
