@@ -163,8 +163,8 @@ class Scheduler:
         if not self.fairness.contended(now):
             return None
         limits = dict.fromkeys(self.fairness.active, self.quantum)
-        prefilling = [rank(sequence) for sequence in self.running if sequence.remaining > 1]
-        if len(limits) > 1 and (ranks := [*self.waiting.lines, *prefilling]):
+        if len(limits) > 1:
+            ranks = {*self.waiting.lines, *map(rank, self.running)}
             limits[min(ranks, key=self._turn).tenant] = self.max_batch_tokens
         return limits
 
