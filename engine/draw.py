@@ -7,7 +7,7 @@ from torch import Tensor
 from engine.generation import Generation
 from engine.logits import apply_grammars, apply_rules
 from engine.logprobs import TokenScore, score
-from engine.sampling import sample
+from engine.sampling import one_thread, sample
 
 ROWS = 32
 """Rows drawn together: bounds what sampling needs in memory, whatever the batch."""
@@ -16,8 +16,9 @@ ROWS = 32
 def draw(logits: Tensor, generations: Sequence[Generation]) -> list[tuple[int, TokenScore | None]]:
     """One token per row of `logits` [L, V], which are overwritten. A row's token depends on its own row alone."""
     drawn: list[tuple[int, TokenScore | None]] = []
-    for start in range(0, len(generations), ROWS):
-        drawn += _draw(logits[start : start + ROWS], generations[start : start + ROWS])
+    with one_thread():
+        for start in range(0, len(generations), ROWS):
+            drawn += _draw(logits[start : start + ROWS], generations[start : start + ROWS])
     return drawn
 
 
@@ -45,4 +46,5 @@ def score_prompt(logits: Tensor, generation: Generation) -> None:
     count = len(generation.prompt_scores) + 1
     tokens = generation.sequence.tokens[count : count + len(logits)]
     tops = [generation.params.prompt_logprobs or 0] * len(tokens)
-    generation.prompt_scores += score(logits, tokens, tops)
+    with one_thread():
+        generation.prompt_scores += score(logits, tokens, tops)

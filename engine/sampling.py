@@ -2,27 +2,38 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 
-CANDIDATES = (256, 8192)
+CANDIDATES = (256, 2048)
 """How many of the best tokens are looked at first, and second. Where a filter may keep more, it is all of them."""
 
-BLOCK = 64
-"""Tokens whose best one is found first; vocabularies are multiples of it."""
-
-RUN = 512
-"""Weights whose sum is taken first when a token is drawn from all."""
+BLOCK = 32
+"""Tokens whose best one, or whose sum, is found first."""
 
 SMALLEST_TEMPERATURE = 1e-6
 """Below it two logits one float apart already differ by a factor of the largest float, and division overflows."""
 
 SMALLEST_TOP_P = 1e-9
 """Any smaller sum keeps only the best token too."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch from sharing out what follows: waiting for the other cores costs more than a step's sampling takes,
+    and far more when other processes have them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -98,25 +109,25 @@ def _argmax(logits: Tensor) -> Tensor:
 def _from_all(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> Tensor:
-    """[N] tokens from the whole rows of `logits` [N, V], where no filter but min_p applies."""
-    weights = _weights(logits, temperature)
-    if bool((min_p > 0).any()):
-        weights.masked_fill_(weights < min_p.unsqueeze(1), 0)
-    parts = weights.view(len(logits), -1, RUN)
-    run, rest = _invert(parts.sum(dim=-1), uniform)
-    inside = parts[torch.arange(len(logits), device=logits.device), run]
-    place, _ = _invert(inside, rest / inside.sum(dim=-1))
-    return (run * RUN + place).clamp(max=logits.shape[1] - 1)
+    """[N] tokens from the whole rows of `logits` [N, V], where no filter but min_p applies.
 
-
-def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Probabilities [N, V] as multiples of the row's best one, with zeros up to a multiple of RUN."""
+    Row by row, because one row's numbers stay in the cache from one operation to the next and all rows' do not.
+    """
     count, size = logits.shape
-    weights = logits.new_zeros(count, -(-size // RUN) * RUN)
-    own = weights[:, :size]
-    torch.sub(logits, logits.amax(dim=-1, keepdim=True), out=own)
-    own.mul_(1 / temperature.unsqueeze(1)).exp_()
-    return weights
+    weights = logits.new_zeros(count, -(-size // BLOCK), BLOCK)
+    sums = logits.new_empty(weights.shape[:2])
+    for row, least in enumerate(min_p.tolist()):
+        own = weights[row].view(-1)[:size]
+        torch.softmax(logits[row] * (1 / temperature[row]), dim=-1, out=own)
+        if least > 0:
+            # of the vectorised operations the one that comes nearest: it keeps what is above, not what is equal
+            bound = np.nextafter(np.float32(least) * np.float32(own.max().item()), np.float32(0))
+            torch.nn.functional.threshold(own, float(bound), 0, inplace=True)
+        torch.sum(weights[row], dim=-1, out=sums[row])
+    block, rest = _invert(sums, uniform)
+    inside = weights[torch.arange(count, device=logits.device), block]
+    place, _ = _invert(inside, rest / inside.sum(dim=-1))
+    return block * BLOCK + place
 
 
 def _invert(weights: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,10 +175,9 @@ def _from_candidates(
     kept = weights.masked_fill(torch.arange(size, device=logits.device) >= top_k.unsqueeze(1), 0)
     running = kept.cumsum(dim=-1)
     goal = top_p * running[:, -1]
-    whole = (top_k >= vocabulary).nonzero().squeeze(1)
-    if len(whole) and size < vocabulary:
-        rows = logits if len(whole) == len(logits) else logits[whole]
-        goal[whole] = top_p[whole] * _weights(rows, temperature[whole]).view(len(rows), -1, RUN).sum(dim=-1).sum(dim=-1)
+    for row in (top_k >= vocabulary).nonzero().squeeze(1).tolist() if size < vocabulary else ():
+        # In units of the best token's probability, what all tokens sum to is its inverse.
+        goal[row] = top_p[row] / (logits[row] * (1 / temperature[row])).softmax(dim=-1).max()
     settled = (running[:, -1] >= goal) | (weights[:, -1] < min_p)
     settled = (top_k <= size) | ((top_k >= vocabulary) & settled)
     kept.masked_fill_(running - kept >= goal.unsqueeze(1), 0)
@@ -185,10 +195,11 @@ def _best(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     count, vocabulary = logits.shape
     if size == vocabulary:
         return logits.sort(dim=-1, descending=True, stable=True)
-    if vocabulary % BLOCK or 4 * size * BLOCK > vocabulary:
+    if vocabulary % BLOCK or 2 * size * BLOCK > vocabulary:
         return logits.topk(size, dim=-1)
-    blocks = logits.view(count, -1, BLOCK)
-    _, found = blocks.amax(dim=-1).topk(size, dim=-1, sorted=False)
-    some = blocks.gather(1, found.unsqueeze(2).expand(-1, -1, BLOCK)).view(count, -1)
+    blocks = logits.view(-1, BLOCK)
+    _, found = blocks.amax(dim=-1).view(count, -1).topk(size, dim=-1, sorted=False)
+    first = torch.arange(count, device=logits.device).unsqueeze(1) * (vocabulary // BLOCK)
+    some = blocks.index_select(0, (found + first).view(-1)).view(count, -1)
     values, place = some.topk(size, dim=-1)
     return values, found.gather(1, place // BLOCK) * BLOCK + place % BLOCK
