@@ -20,7 +20,7 @@ def open_file(path: Path) -> Checkpoint:
     """Open one GGUF file. Raises ModelFileError for a damaged file or anything Farthing cannot run."""
     try:
         header = read_header(path)
-        data = np.memmap(path, np.uint8, mode="r")
+        data = np.memmap(path, np.uint8, mode="c")  # copied on write: torch warns of what it cannot write
     except (GgufError, ValueError) as error:  # mapping an empty file is a ValueError
         raise ModelFileError(f"{path}: not a complete GGUF file (cut short or damaged): {error}") from error
     architecture = Fields(str(path), header.fields).text("general.architecture")
