@@ -18,6 +18,8 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 18
 """Elements unpacked at once: large enough that each operation is worth its call, small enough for the cache."""
+PACKAGE_CHUNK_ELEMENTS = 1 << 16
+"""The same for the package, whose intermediates are larger."""
 
 FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.F64: torch.float64}
 
@@ -49,7 +51,10 @@ def dequantised(rows: np.ndarray[Any, Any], kind: int, shape: tuple[int, ...]) -
 
 
 def _by_package(kind: Kind, blocks: Tensor, out: Tensor) -> None:
-    out.copy_(torch.from_numpy(dequantize(blocks.numpy(), kind)))
+    """In smaller chunks, each as one long row: it takes rows in groups of sixteen, and these blocks are short."""
+    count = PACKAGE_CHUNK_ELEMENTS // out.shape[1]
+    for part, target in zip(blocks.split(count), out.split(count), strict=True):
+        target.copy_(torch.from_numpy(dequantize(part.reshape(1, -1).numpy(), kind)).view(target.shape))
 
 
 def _half(two_bytes: Tensor) -> Tensor:
