@@ -33,14 +33,13 @@ def combine(accounts: Sequence[Account], *, one_prompt: bool) -> Account:
     first_tokens = [account.ttft_seconds for account in accounts if account.ttft_seconds is not None]
     gaps = [(account.mean_inter_token_seconds, account.generated_tokens - 1) for account in accounts]
     known = [(mean, count) for mean, count in gaps if mean is not None]
+    longest = [account.max_inter_token_seconds for account in accounts if account.max_inter_token_seconds is not None]
     return msgspec.structs.replace(
         accounts[0],
         **sums,
         queue_seconds=min(account.queue_seconds for account in accounts),
         ttft_seconds=min(first_tokens, default=None),
         mean_inter_token_seconds=sum(m * n for m, n in known) / sum(n for _, n in known) if known else None,
-        max_inter_token_seconds=max((a.max_inter_token_seconds or 0.0 for a in accounts), default=0.0)
-        if known
-        else None,
+        max_inter_token_seconds=max(longest, default=None),
         total_seconds=max(account.total_seconds for account in accounts),
     )

@@ -1,43 +1,55 @@
 """The next token of each sequence in a step, with its score where one is wanted."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from engine.generation import Generation
-from engine.logits import apply_grammars, apply_rules
+from engine.logits import Grammar, TokenRules, apply_grammars, apply_rules
 from engine.logprobs import TokenScore, score
 from engine.sampling import one_thread, sample
+from engine.sampling_params import SamplingParams
 
 ROWS = 32
 """Rows drawn together: bounds what sampling needs in memory, whatever the batch."""
 
 
+class Row(NamedTuple):
+    """What decides a row's token besides its logits."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    rules: TokenRules | None = None
+    grammar: Grammar | None = None
+
+
 def draw(logits: Tensor, generations: Sequence[Generation]) -> list[tuple[int, TokenScore | None]]:
+    """The next token of each generation, from its row of `logits` [L, V], which are overwritten."""
+    return draw_rows(logits, [Row(g.params, g.seed, len(g.sequence.tokens), g.rules, g.grammar) for g in generations])
+
+
+def draw_rows(logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenScore | None]]:
     """One token per row of `logits` [L, V], which are overwritten. A row's token depends on its own row alone."""
     drawn: list[tuple[int, TokenScore | None]] = []
     with one_thread():
-        for start in range(0, len(generations), ROWS):
-            drawn += _draw(logits[start : start + ROWS], generations[start : start + ROWS])
+        for start in range(0, len(rows), ROWS):
+            drawn += _draw(logits[start : start + ROWS], rows[start : start + ROWS])
     return drawn
 
 
-def _draw(logits: Tensor, generations: Sequence[Generation]) -> list[tuple[int, TokenScore | None]]:
-    scored = [row for row, generation in enumerate(generations) if generation.params.logprobs is not None]
+def _draw(logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenScore | None]]:
+    scored = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     own = logits[scored] if scored else None  # a copy: the model's own distribution, before what follows
-    apply_rules(logits, [(row, g.rules) for row, g in enumerate(generations) if g.rules is not None])
-    apply_grammars(logits, [(row, g.grammar) for row, g in enumerate(generations) if g.grammar is not None])
-    tokens = sample(
-        logits,
-        [g.params for g in generations],
-        [g.seed for g in generations],
-        [len(g.sequence.tokens) for g in generations],
-    )
+    apply_rules(logits, [(i, row.rules) for i, row in enumerate(rows) if row.rules is not None])
+    apply_grammars(logits, [(i, row.grammar) for i, row in enumerate(rows) if row.grammar is not None])
+    tokens = sample(logits, [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows])
     scores: list[TokenScore | None] = [None] * len(tokens)
     if own is not None:
-        tops = [generations[row].params.logprobs or 0 for row in scored]
-        for row, found in zip(scored, score(own, [tokens[row] for row in scored], tops), strict=True):
-            scores[row] = found
+        tops = [rows[i].params.logprobs or 0 for i in scored]
+        for i, found in zip(scored, score(own, [tokens[i] for i in scored], tops), strict=True):
+            scores[i] = found
     return list(zip(tokens, scores, strict=True))
 
 

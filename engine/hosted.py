@@ -55,8 +55,11 @@ class HostedModel:
         num_blocks: int,
         max_batch_tokens: int,
         tenant_floor: float = 0.0,
+        sampling_peak: int = 0,
     ) -> None:
         self.name = name
+        self.sampling_peak = sampling_peak
+        """Most bytes that the logits and the sampling of a step take."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.pool_tokens = num_blocks * BLOCK_TOKENS
@@ -123,7 +126,7 @@ class HostedModel:
         events = []
         for generation, text, finish in pushed:
             if finish is not None:
-                events.append(self._end(generation, finish, text))
+                events.append(self._end(generation, finish, text, generation.failure))
             elif generation.streaming and (text or generation.sequence.generated == 1):
                 events.append(generation.event(text))
         return events + self._end_readers(chunks)
@@ -187,7 +190,8 @@ class HostedModel:
         self.finished[finish] += 1
         # A request's choices share one prompt: it is counted with the first of them.
         names = ("output_text", "generated_tokens", "recomputed_tokens")
-        for name in names if generation.index else ("input_fresh", "input_cached", *names):
+        counted = generation.index == 0 or generation.pooling is not None
+        for name in ("input_fresh", "input_cached", *names) if counted else names:
             self.tokens[name] += getattr(account, name)
         return generation.event("".join(generation.held_text) + text, finish, account, error)
 

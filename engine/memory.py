@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 DEFAULT_SHARE = 0.25
@@ -49,13 +50,27 @@ def resident_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def blocks_that_fit(block_bytes: list[int], kv_memory: int | None) -> int:
+def peak_memory_since(measure: Callable[[], None]) -> int:
+    """Bytes by which `measure` raises this process's memory at most, whatever it gives back. 0 where Linux is not."""
+    status = Path("/proc/self/status")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is in use now
+    except OSError:
+        return 0
+    before = resident_memory()
+    measure()
+    peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return max(0, int(peak.split()[1]) * 1024 - before)
+
+
+def blocks_that_fit(block_bytes: list[int], kv_memory: int | None, reserved: int = 0) -> int:
     """Blocks each model gets when pools of equal length share `kv_memory` bytes (None: a share of what is available).
 
+    `reserved` bytes of what is available are for something else.
     Raises ValueError when not even one block fits.
     """
     if kv_memory is None:
-        kv_memory = min(int(available_memory() * DEFAULT_SHARE), DEFAULT_LIMIT)
+        kv_memory = min(int(max(0, available_memory() - reserved) * DEFAULT_SHARE), DEFAULT_LIMIT)
     blocks = kv_memory // sum(block_bytes)
     if blocks < 1:
         raise ValueError(

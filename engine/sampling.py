@@ -153,7 +153,7 @@ def _from_best(
     top_p = torch.where(top_p < 1, top_p.clamp(min=SMALLEST_TOP_P), math.inf)
     chosen = torch.zeros(count, dtype=torch.int64, device=logits.device)
     late = torch.arange(count, device=logits.device)
-    for size in (*(size for size in CANDIDATES if size < vocabulary), vocabulary):
+    for size in (size for size in CANDIDATES if size < vocabulary):
         own = logits if len(late) == count else logits[late]
         tokens, settled = _from_candidates(
             own, size, temperature[late], top_k[late], top_p[late], min_p[late], uniform[late]
@@ -161,7 +161,12 @@ def _from_best(
         chosen[late] = tokens
         late = late[~settled]
         if not len(late):
-            break
+            return chosen
+    for index in late.tolist():  # one by one: sorting takes memory
+        row = slice(index, index + 1)
+        chosen[row], _ = _from_candidates(
+            logits[row], vocabulary, temperature[row], top_k[row], top_p[row], min_p[row], uniform[row]
+        )
     return chosen
 
 

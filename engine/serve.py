@@ -19,6 +19,8 @@ from engine.hosted import HostedModel
 from engine.loader import ModelFileError
 from engine.memory import blocks_that_fit, resident_memory, show_size
 from engine.runner import DType, load
+from engine.sampling_peak import sampling_peak
+from engine.scheduler import MAX_RUNNING
 from engine.server import create_app
 from engine.tokenizer import load_tokenizer
 
@@ -59,9 +61,12 @@ def load_models(options: ServeOptions) -> list[HostedModel]:
         name: (load(path, options.dtype, options.threads), load_tokenizer(path))
         for name, path in options.models.items()
     }
-    blocks = blocks_that_fit([runner.block_bytes for runner, _ in loaded.values()], options.kv_memory)
+    rows = min(MAX_RUNNING, options.max_batch_tokens)
+    peaks = {name: sampling_peak(runner.config.vocab_size, rows) for name, (runner, _) in loaded.items()}
+    block_bytes = [runner.block_bytes for runner, _ in loaded.values()]
+    blocks = blocks_that_fit(block_bytes, options.kv_memory, max(peaks.values()))
     return [
-        HostedModel(name, runner, tokenizer, blocks, options.max_batch_tokens, options.tenant_floor)
+        HostedModel(name, runner, tokenizer, blocks, options.max_batch_tokens, options.tenant_floor, peaks[name])
         for name, (runner, tokenizer) in loaded.items()
     ]
 
@@ -82,7 +87,11 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
     lines.append(f"  threads  {torch.get_num_threads()}")
     requests = len(models[0].scheduler.table)
     lines += [f"  cost     {model.name}: {model.cost}" for model in models]
-    lines.append(f"  batch    up to {options.max_batch_tokens} tokens and {requests} requests a step")
+    sampling = show_size(max(model.sampling_peak for model in models))
+    lines.append(
+        f"  batch    up to {options.max_batch_tokens} tokens and {requests} requests a step, whose sampling takes at "
+        f"most {sampling}"
+    )
     return "\n".join(lines)
 
 
