@@ -40,16 +40,15 @@ def _convert(path: Path, made: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
     # A model of the same shape that does not remember having been quantised, which it could not be saved with.
     fields = loaded.config.to_dict()
     fields.pop("quantization_config", None)
-    plain = type(loaded)(type(loaded.config)(**fields)).to(torch.bfloat16)
+    plain = type(loaded)(type(loaded.config)(**fields))
     plain.load_state_dict(loaded.state_dict())
     plain.tie_weights()
-    plain.save_pretrained(made)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(made)
+    plain.bfloat16().save_pretrained(made)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(made)
 
 
 def kv_bytes(path: Path) -> int:

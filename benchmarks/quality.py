@@ -17,7 +17,7 @@ from benchmarks.client import Client
 from benchmarks.engine import listed
 from benchmarks.report import ROOT, Report, Row
 from benchmarks.servers import System, start
-from benchmarks.workloads import FULL, Words, decode
+from benchmarks.workloads import FULL, QUICK, Words, decode
 from engine.catalog import pull
 from engine.tokenizer import load_tokenizer
 
@@ -51,13 +51,15 @@ def prose(report: Report, path: Path, dtypes: Sequence[str], count: int) -> None
             report.targets[f"perplexity_{dtype}"] = MOST[dtype]
 
 
-async def served(report: Report, path: Path, system: System, url: str, given: Sequence[tasks.Task]) -> None:
+async def served(
+    report: Report, path: Path, system: System, url: str, given: Sequence[tasks.Task], quick: bool
+) -> None:
     """Speed of one request, and the score of each task."""
     dtype = system.name.removeprefix("farthing ")
     words = Words(load_tokenizer(path), 1)
     async with Client(url, system.model) as client:
         await client.complete(words.ids(64), 8)
-        rates = [(await decode(client, words, FULL))[0] for _ in range(3)]
+        rates = [(await decode(client, words, QUICK if quick else FULL))[0] for _ in range(1 if quick else 3)]
         report.rows.append(Row.of(rates[0].workload, dtype, "decode", [rate.value for rate in rates], "tok/s"))
         for task in given:
             await score(report, dtype, client, task)
@@ -106,7 +108,7 @@ def main() -> None:
     prose(report, path, names, 256 if options.quick else 4096)
     for system in systems:
         with start(system) as running:
-            asyncio.run(served(report, path, system, running.url, given))
+            asyncio.run(served(report, path, system, running.url, given, options.quick))
             memory = running.peak_memory() / 2**20
         report.rows.append(Row.of("server", system.name.removeprefix("farthing "), "peak memory", [memory], "MiB"))
     compare_scores(report, given)
