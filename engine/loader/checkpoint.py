@@ -12,6 +12,11 @@ from engine.layers.rope import Rope
 ATTENTION_INPUT = frozenset(["attn_q", "attn_k", "attn_v"])
 FEED_FORWARD = frozenset(["ffn_gate", "ffn_up", "ffn_down"])
 
+# Far above any model's, and small enough that nothing made from a hostile file's numbers fills the memory.
+SIZE_LIMITS = dict.fromkeys(
+    ["vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "max_context"], 1 << 31
+) | {"num_layers": 1 << 14, "head_dim": 1 << 14}
+
 
 class ModelFileError(Exception):
     """A model file that cannot be served. The message names the file and the tensor, field or architecture."""
@@ -89,18 +94,10 @@ class Checkpoint:
 
 def check_sizes(config: ModelConfig, where: object) -> ModelConfig:
     """The configuration, if its numbers can be a model's. Raises ModelFileError, saying which cannot."""
-    for name in (
-        "vocab_size",
-        "num_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "max_context",
-    ):
-        if not 0 < getattr(config, name) < 1 << 31:
-            raise ModelFileError(f"{where}: {name} is {getattr(config, name)}, which no model has")
+    for name, limit in SIZE_LIMITS.items():
+        size = getattr(config, name)
+        if not 0 < size < limit:
+            raise ModelFileError(f"{where}: {name} is {size}, and must be above 0 and below {limit}")
     if config.num_heads % config.num_kv_heads:
         raise ModelFileError(
             f"{where}: {config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly"

@@ -52,9 +52,10 @@ def dequantised(rows: np.ndarray[Any, Any], kind: int, shape: tuple[int, ...]) -
 
 def _by_package(kind: Kind, blocks: Tensor, out: Tensor) -> None:
     """In smaller chunks, each as one long row: it takes rows in groups of sixteen, and these blocks are short."""
-    count = PACKAGE_CHUNK_ELEMENTS // out.shape[1]
-    for part, target in zip(blocks.split(count), out.split(count), strict=True):
-        target.copy_(torch.from_numpy(dequantize(part.reshape(1, -1).numpy(), kind)).view(target.shape))
+    step = PACKAGE_CHUNK_ELEMENTS // out.shape[1]
+    for start in range(0, len(blocks), step):
+        row = blocks[start : start + step].reshape(1, -1).numpy()
+        out[start : start + step] = torch.from_numpy(dequantize(row, kind)).view(-1, out.shape[1])
 
 
 def _half(two_bytes: Tensor) -> Tensor:

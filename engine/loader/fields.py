@@ -41,8 +41,8 @@ class Fields:
             raise self._unlike(name, value, "a number above 0")
         return value
 
-    def cap(self, name: str, default: float | None = None) -> float | None:
-        """A soft cap: a positive number. Null and 0 say that there is none, `default` counts where it is left out."""
+    def nonzero(self, name: str, default: float | None = None) -> float | None:
+        """A number above 0. Null and 0 say that there is none, `default` counts where the field is left out."""
         if not self.has(name):
             return default
         return self.positive(name) if self.raw(name) else None

@@ -50,12 +50,12 @@ def read_settings(
             # The file has no field for it: the 27Bs alone scale queries by hidden size per head.
             scale = (config.hidden_size // config.num_heads) ** -0.5
     settings = ModelSettings(
-        config=replace(config, max_context=context),
+        config=check_sizes(replace(config, max_context=context), fields.where),
         ropes=ropes,
         layers=layers,
         scale=fields.positive("attention.scale", scale),
-        attention_softcap=fields.cap("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
-        logit_softcap=fields.cap("final_logit_softcapping", 30.0 if architecture == "gemma2" else None),
+        attention_softcap=fields.nonzero("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
+        logit_softcap=fields.nonzero("final_logit_softcapping", 30.0 if architecture == "gemma2" else None),
         biases=ATTENTION_INPUT if architecture == "qwen2" else _biases(shapes),
     )
     fields.check_all_known(HARMLESS)
@@ -121,7 +121,7 @@ def _yarn(fields: Fields, config: ModelConfig, plain: Rope, factor: float, origi
     if fields.number("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):  # -1: left to the kind of scaling
         raise ModelFileError(f"{fields.where}: rope.scaling.yarn_ext_factor other than 1 is not supported")
     magnitude = rope.sharpening(factor)
-    if multiplier := fields.number("rope.scaling.yarn_log_multiplier", 0.0):
+    if multiplier := fields.nonzero("rope.scaling.yarn_log_multiplier"):
         magnitude /= rope.sharpening(factor, multiplier)
     magnitude = fields.positive("rope.scaling.yarn_attn_factor", magnitude)
     return rope.yarn(

@@ -114,7 +114,7 @@ def _llama(fields: Fields, config: ModelConfig, name: str) -> ModelSettings:
     else:
         windows = _qwen_windows(fields, config)
     return ModelSettings(
-        config=replace(config, max_context=context),
+        config=check_sizes(replace(config, max_context=context), fields.where),
         ropes=(rope,),
         layers=tuple(LayerAttention(window) for window in windows),
         scale=config.head_dim**-0.5,
@@ -169,11 +169,11 @@ def _gemma(fields: Fields, config: ModelConfig) -> ModelSettings:
         ropes = _gemma3_ropes(fields, config)
         # transformers has this field for Gemma 3 and never uses it, and neither does anybody else.
         fields.raw("attn_logit_softcapping")
-        logit_cap = fields.cap("final_logit_softcapping")
+        logit_cap = fields.nonzero("final_logit_softcapping")
     else:
         ropes = (read_rope(_rope_fields(fields), config.rope_theta, config.head_dim, config.max_context)[0],)
-        attention_cap = fields.cap("attn_logit_softcapping", 50.0)
-        logit_cap = fields.cap("final_logit_softcapping", 30.0)
+        attention_cap = fields.nonzero("attn_logit_softcapping", 50.0)
+        logit_cap = fields.nonzero("final_logit_softcapping", 30.0)
     if every < 1:
         raise ModelFileError(f"{fields.where}: sliding_window_pattern is {every}, and must be above 0")
     window, local_rope = _window(fields), len(ropes) - 1

@@ -67,7 +67,7 @@ def _yarn(fields: Fields, plain: Rope, theta: float, first_context: int) -> tupl
     original = _original(fields, first_context)
     factor = fields.positive("factor", first_context / original)
     # Both must be there and above 0 to count; else the paper's formula does.
-    scale, scale_all = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+    scale, scale_all = fields.nonzero("mscale"), fields.nonzero("mscale_all_dim")
     magnitude = rope.sharpening(factor)
     if scale and scale_all:
         magnitude = rope.sharpening(factor, scale) / rope.sharpening(factor, scale_all)
@@ -77,8 +77,8 @@ def _yarn(fields: Fields, plain: Rope, theta: float, first_context: int) -> tupl
         factor,
         original,
         fields.positive("attention_factor", magnitude),
-        beta_fast=fields.number("beta_fast", 0.0) or 32.0,
-        beta_slow=fields.number("beta_slow", 0.0) or 1.0,
+        beta_fast=fields.nonzero("beta_fast") or 32.0,
+        beta_slow=fields.nonzero("beta_slow") or 1.0,
         truncate=fields.flag("truncate", True),
     )
     return stretched, max(first_context, round(original * factor))

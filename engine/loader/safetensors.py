@@ -107,8 +107,8 @@ def _file_names(path: Path) -> list[str]:
         raise ModelFileError(f"{index}: field weight_map must give the file of each tensor")
     names = sorted(set(places.values()))
     for name in names:
-        if Path(name).name != name:
-            raise ModelFileError(f"{index}: {name!r} is not a file of this folder")
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelFileError(f"{index}: {name!r} is not a safetensors file of this folder")
     return names
 
 
