@@ -27,9 +27,9 @@ class FakeRunner:
     block_bytes = 8 * BLOCK_TOKENS
     batch_invariant = True
 
-    def __init__(self, max_context: int = 512) -> None:
+    def __init__(self, max_context: int = 512, vocabulary: int = VOCAB) -> None:
         self.config = ModelConfig(
-            architecture="fake", vocab_size=VOCAB, num_layers=1, hidden_size=8, intermediate_size=16, num_heads=2,
+            architecture="fake", vocab_size=vocabulary, num_layers=1, hidden_size=8, intermediate_size=16, num_heads=2,
             num_kv_heads=1, head_dim=4, max_context=max_context, rms_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
         )  # fmt: skip
         self.kv: list[int] = []
