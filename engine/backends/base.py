@@ -1,4 +1,8 @@
-"""What a model asks of a device. T is the step's tokens, H heads, D head size; activations are float32."""
+"""What a model asks of a device. T is the step's tokens, H heads, D head size.
+
+Activations are of the type that the backend's embedding gives: float32 on the CPU, the weights' own on the others. All
+tensors that an operation takes and gives lie on the backend's device; `linear` and `embedding` bring theirs there.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -18,17 +22,28 @@ Embedding = Callable[[Tensor], Tensor]
 """[T] token ids to [T, hidden], a new tensor."""
 
 
-class Backend(Protocol):
-    kv_dtype: torch.dtype
+class WeightStore(Protocol):
+    """What a checkpoint is read into."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A weight [N, K] with its optional bias [N], stored as the backend likes it."""
 
+    def head(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The same for the output head, which is quantised less if at all."""
+
     def embedding(self, table: Tensor, head: Linear | None) -> Embedding:
         """[vocab, hidden] float32; `head` has been made from the same table where the model ties the two."""
 
+
+class Backend(WeightStore, Protocol):
+    kv_dtype: torch.dtype
+    device: torch.device
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Normalise the last dimension; a new tensor of x's shape (Zhang and Sennrich, 2019)."""
+        """Normalise the last dimension; a new tensor of x's shape (Zhang and Sennrich, 2019).
+
+        `weight` is float32. x is [T, size], or a part of the heads of [T, heads, size].
+        """
 
     def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add `delta` to `residual` in place; the sum's norm as a new tensor."""
@@ -45,8 +60,8 @@ class Backend(Protocol):
     def rotate_and_store(self, mixed: Tensor, heads: int, rotations: Tensor, pool: Tensor, plan: Any) -> None:
         """`mixed` is [T, heads + 2 * kv heads, D]: queries, keys, values.
 
-        Turn the neighbouring pairs of queries and keys in place by [T, 1, D / 2] complex factors, and store keys and
-        values in the batch's slots.
+        Turn the neighbouring pairs of queries (in place) and keys by [T, 1, D / 2] complex factors, and store keys and
+        values in the batch's slots. Nothing may be asked of `mixed`'s keys and values afterwards.
         """
 
     def attend(
@@ -56,3 +71,8 @@ class Backend(Protocol):
 
         With `softcap`, scaled scores s become softcap * tanh(s / softcap).
         """
+
+    def choose(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor:
+        """The next token of each row of `logits` [L, V] float32, [L] int64: see engine.sampling.choose."""

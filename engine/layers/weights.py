@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.backends.base import Backend, Embedding, Linear
+from engine.backends.base import Embedding, Linear, WeightStore
 from engine.layers.rope import pair_neighbours
 from engine.loader import Checkpoint
 
@@ -57,16 +57,16 @@ def head_norms(checkpoint: Checkpoint, block: str) -> tuple[Tensor, Tensor]:
     return pair_neighbours(query, size), pair_neighbours(key, size)
 
 
-def vocabulary(checkpoint: Checkpoint, backend: Backend) -> tuple[Embedding, Linear]:
+def vocabulary(checkpoint: Checkpoint, store: WeightStore) -> tuple[Embedding, Linear]:
     """The embedding and the output head, which has the same values where the model ties them."""
     shape = checkpoint.config.vocab_size, checkpoint.config.hidden_size
     table = checkpoint.tensor("token_embd.weight", *shape)
     if checkpoint.config.tied_embeddings:
-        head = backend.head(table)
-        return backend.embedding(table, head), head
-    embedding = backend.embedding(table, None)
+        head = store.head(table)
+        return store.embedding(table, head), head
+    embedding = store.embedding(table, None)
     del table
-    return embedding, backend.head(*projection(checkpoint, "output", *shape))
+    return embedding, store.head(*projection(checkpoint, "output", *shape))
 
 
 def _stacked(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:

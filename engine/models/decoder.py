@@ -4,12 +4,13 @@ A family (llama.py, gemma3.py) only says which parts it has. A backend may also 
 its step in one call of its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from engine.backends.base import Activation, Backend, Embedding, Linear
-from engine.batch import FlatBatch, ModelConfig
+from engine.batch import FlatBatch, ModelConfig, moved
 from engine.layers.rope import Rope
 
 
@@ -51,6 +52,11 @@ class Decoder:
     """Scores s become cap * tanh(s / cap)."""
     logit_softcap: float | None = None
 
+    def on(self, device: torch.device) -> "Decoder":
+        """With the norms and rotary frequencies there, where the backend has already brought the rest."""
+        layers = tuple(moved(layer, device) for layer in self.layers)
+        return replace(moved(self, device), layers=layers, ropes=tuple(moved(rope, device) for rope in self.ropes))
+
     def hidden(self, backend: Backend, batch: FlatBatch, pools: list[Tensor]) -> Tensor:
         """Final-norm hidden states [T, hidden] of all rows; `pools` has one KV pool a layer."""
         plan = backend.plan(batch)
@@ -74,7 +80,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[L, hidden] final-norm states to [L, vocab] float32."""
-        logits = self.head(hidden)
+        logits = self.head(hidden).float()
         return logits if self.logit_softcap is None else (logits / self.logit_softcap).tanh_().mul_(self.logit_softcap)
 
     def _attend(

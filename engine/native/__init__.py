@@ -1,6 +1,7 @@
-"""Small C++ kernels for the CPU, compiled on first use where there is a compiler and kept for later starts.
+"""The C++ decoder for the CPU: a whole step in one call, over int8 or int4 weights.
 
-`kernels()` is None without a compiler, and the torch code that each kernel has a twin of runs instead.
+`library()` is None where it cannot run (no compiler and no prebuilt library, or a CPU without AVX512-VNNI); the torch
+code in engine.backends, which it is tested against, runs instead.
 """
 
 import ctypes
@@ -14,103 +15,67 @@ import tempfile
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 log = logging.getLogger("engine")
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
-COMPILE_SECONDS = 120
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "decoder.cpp"
+FLAGS = ("-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
+"""Without contraction: whether a product and a sum are rounded once or twice must not depend on what is inlined."""
+COMPILE_SECONDS = 300
 
-_LONG, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
-
-class Kernels:
-    """The compiled functions. Tensors must be on the CPU; a row's elements must be neighbours in memory."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = library.decode_attention
-        self._attention.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, *[_LONG] * 4, _FLOAT]
-        self._attention.argtypes += [_LONG, _POINTER]
-        self._rms_norm = library.rms_norm
-        self._rms_norm.argtypes = [_POINTER, _POINTER, _FLOAT, _LONG, _LONG, _POINTER]
-        self._quantise = library.quantise
-        self._quantise.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER]
-        for function in (self._attention, self._rms_norm, self._quantise):
-            function.restype = None
-
-    def decode_attention(
-        self, queries: Tensor, pool: Tensor, blocks: Tensor, contexts: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """[S, H, D] float32 queries, one new token a sequence, over a [slots, 2 * kv heads, D] bfloat16 pool.
-
-        `blocks` [S, B] int32 and `contexts` [S] int32 as in FlatBatch. Returns [S, H * D] float32.
-        """
-        sequences, heads, dim = queries.shape
-        kv_heads = pool.shape[1] // 2
-        if queries.stride()[1:] != (dim, 1):
-            queries = queries.contiguous()
-        out = torch.empty(sequences, heads * dim)
-        self._attention(
-            queries.data_ptr(),
-            queries.stride(0),
-            pool.data_ptr(),
-            blocks.data_ptr(),
-            blocks.stride(0),
-            contexts.data_ptr(),
-            sequences,
-            kv_heads,
-            heads // kv_heads,
-            dim,
-            scale,
-            window or 0,
-            out.data_ptr(),
-        )
-        return out
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """The last dimension of a float32 tensor, normalised and weighted."""
-        x = x.contiguous()
-        size = x.shape[-1]
-        out = torch.empty_like(x)
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size, out.data_ptr())
-        return out
-
-    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, K] float32 to uint8 around 128, and [T, 1] float32: the magnitude that became 127 steps."""
-        x = x.contiguous()
-        rows, size = x.shape
-        out, largest = torch.empty(rows, size, dtype=torch.uint8), torch.empty(rows, 1)
-        self._quantise(x.data_ptr(), rows, size, out.data_ptr(), largest.data_ptr())
-        return out, largest
+def able() -> bool:
+    """Whether this CPU has the instructions that the decoder is written for."""
+    return bool(torch.cpu.get_capabilities().get("avx512_vnni"))
 
 
 @functools.cache
-def kernels() -> Kernels | None:
-    """The kernels, compiled now if they have not been on this machine; None where they cannot be."""
+def library() -> ctypes.CDLL | None:
+    """The compiled decoder, compiled now if it has not been on this machine; None where it cannot be."""
+    if not able():
+        return None
     try:
-        return Kernels(ctypes.CDLL(str(_library())))
+        return ctypes.CDLL(str(compiled()))
     except (OSError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip()[:500]
-        log.warning("Decoding without the native kernels, which is slower: %s", reason)
+        log.warning("The decoder could not be compiled: %s", reason)
         return None
 
 
-def _library() -> Path:
-    """Path of the compiled library. Raises FileNotFoundError without a compiler, or what compiling raised."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise FileNotFoundError("there is no C++ compiler (install g++, or name one in CXX)")
-    # -march=native: a library is good for one kind of CPU, and a home folder may be seen from several.
-    parts = (SOURCE.read_text(), *FLAGS, compiler, str(sorted(torch.cpu.get_capabilities().items())))
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farthing" / "native"
-    target = folder / f"{name}.so"
+def compiled(folder: Path | None = None) -> Path:
+    """Path of the compiled library: one that was built ahead of time beside the source, or one kept in `folder`.
+
+    Raises FileNotFoundError without a compiler, or what compiling raised.
+    """
+    name = f"decoder-{_fingerprint()}.so"
+    if (FOLDER / name).exists():
+        return FOLDER / name
+    folder = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farthing" / "native"
+    target = folder / name
     if not target.exists():
+        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+        if compiler is None:
+            raise FileNotFoundError("there is no C++ compiler (install g++, or name one in CXX)")
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / target.name
-            command = [*compiler.split(), *FLAGS, str(SOURCE), "-o", str(made)]
+            made = Path(scratch) / name
+            command = [*compiler.split(), *FLAGS, *_instructions(), str(SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
             made.replace(target)
     return target
+
+
+def _instructions() -> list[str]:
+    """What the compiler may use. Named one by one, not -march=native: an image is built on one machine for another."""
+    sets = ["f", "bw", "dq", "vl", "vnni"]
+    if torch.cpu.get_capabilities().get("avx512_bf16"):
+        sets.append("bf16")
+    return [*(f"-mavx512{name}" for name in sets), "-mfma", "-mf16c", "-mavx2", "-mtune=native"]
+
+
+def _fingerprint() -> str:
+    """Of the sources and of how they are compiled."""
+    sources = [*sorted(FOLDER.glob("*.h")), SOURCE]
+    parts = [*(path.read_text() for path in sources), *FLAGS, *_instructions()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

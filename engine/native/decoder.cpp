@@ -1,0 +1,256 @@
+// One step of a decoder in one call: a flat batch of tokens in, logits out (engine/models/decoder.py is the same op by
+// op, and the reference in the tests).
+//
+// Plain C structs over raw pointers, called through ctypes: no torch headers, so it compiles in seconds. One parallel
+// region a step; every phase below is shared out among its threads and ends at a barrier. OpenMP's runtime is the one
+// that torch has loaded already, so both share one pool of threads.
+
+#include "attention.h"
+#include "matrix.h"
+
+namespace farthing {
+
+struct Layer {
+    const float *attn_norm, *ffn_norm;
+    const float *query_norm, *key_norm, *output_norm, *down_norm;  // or null
+    Matrix qkv, output, gate_up, down;  // gate_up: halves of 16 rows in turn, gate first
+    uint8_t* pool;
+    int64_t window, rope;  // window: 0 for none
+};
+
+struct Decoder {
+    const Layer* layers;
+    Matrix embedding, head;
+    const float* norm;
+    const float *frequencies, *magnitudes;  // [ropes, dim / 2], [ropes]
+    int64_t num_layers, hidden, heads, intermediate, vocabulary, ropes, gelu;
+    KvShape kv;
+    float eps, scale, embedding_scale, attention_softcap, logit_softcap;  // caps: 0 for none
+};
+
+struct Step {
+    const int64_t *token_ids, *positions, *slots;
+    const int32_t *query_starts, *tables;
+    const int64_t* logits_rows;
+    int64_t tokens, sequences, table_stride, num_logits;
+    float* logits;     // [num_logits, head.rows]: the vocabulary, padded
+    float* hidden;     // [tokens, hidden] final-norm states, or null
+    uint8_t* scratch;  // scratch_bytes(decoder, tokens), 64-byte aligned
+};
+
+namespace {
+
+int64_t padded(int64_t columns) { return ceil_div(columns, COLUMN_MULTIPLE) * COLUMN_MULTIPLE; }
+
+// The step's buffers, carved out of one allocation. Strides in elements.
+struct Buffers {
+    int64_t x_stride, mixed_stride, attended_stride, gated_stride, widest;
+    float *x, *delta, *mixed, *attended, *gated, *turns, *logits;
+    Activations activations;
+    int64_t bytes;
+
+    Buffers(const Decoder& d, int64_t tokens, uint8_t* base) {
+        x_stride = padded(d.hidden);
+        mixed_stride = padded((d.heads + 2 * d.kv.kv_heads) * d.kv.dim);
+        attended_stride = padded(d.heads * d.kv.dim);
+        gated_stride = padded(d.intermediate);
+        widest = std::max({x_stride, attended_stride, gated_stride});
+        bytes = 0;
+        const auto take = [&](int64_t size) {
+            uint8_t* start = base + bytes;
+            bytes += ceil_div(size, 64) * 64;
+            return start;
+        };
+        x = (float*)take(tokens * x_stride * 4);
+        delta = (float*)take(tokens * x_stride * 4);
+        mixed = (float*)take(tokens * mixed_stride * 4);
+        attended = (float*)take(tokens * attended_stride * 4);
+        gated = (float*)take(tokens * gated_stride * 4);
+        turns = (float*)take(tokens * d.ropes * d.kv.dim * 4);
+        activations.values = (int8_t*)take(tokens * widest);
+        activations.scales = (float*)take(tokens * activation_groups(widest) * 4);
+        activations.sums = (int32_t*)take(tokens * activation_groups(widest) * 4);
+        activations.subsums = (int32_t*)take(tokens * widest / WEIGHT_GROUP * 4);
+    }
+};
+
+// out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019). Adds up in a fixed order.
+inline void rms_norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
+    __m512 squares = _mm512_setzero_ps();
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16) {
+        const __m512 v = _mm512_loadu_ps(x + i);
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    float sum = _mm512_reduce_add_ps(squares);
+    for (; i < size; i++) sum += x[i] * x[i];
+    const float inverse = 1 / std::sqrt(sum / size + eps);
+    for (i = 0; i + 16 <= size; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)), _mm512_loadu_ps(weight + i)));
+    for (; i < size; i++) out[i] = x[i] * inverse * weight[i];
+}
+
+struct Run {
+    const Decoder& d;
+    const Step& step;
+    Buffers b;
+    std::vector<Unit> units;
+
+    Run(const Decoder& decoder, const Step& step) : d(decoder), step(step), b(decoder, step.tokens, step.scratch) {
+        const int64_t most = std::max<int64_t>(1, UNIT_ROWS / (d.heads / d.kv.kv_heads));
+        for (int64_t s = 0; s < step.sequences; s++)
+            for (int64_t row = step.query_starts[s]; row < step.query_starts[s + 1]; row += most)
+                units.push_back({step.tables + s * step.table_stride, row, step.positions[row],
+                                 std::min<int64_t>(most, step.query_starts[s + 1] - row)});
+        // Longest first: the threads then end together.
+        std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) {
+            return a.count * a.first_position > b.count * b.first_position;
+        });
+    }
+
+    void embed(int64_t row) {
+        float* x = b.x + row * b.x_stride;
+        read_row(d.embedding, step.token_ids[row], d.hidden, d.embedding_scale, x);
+        std::fill(x + d.hidden, x + b.x_stride, 0.0f);
+        const int64_t width = d.heads * d.kv.dim;
+        std::fill(b.attended + row * b.attended_stride + width, b.attended + (row + 1) * b.attended_stride, 0.0f);
+        std::fill(b.gated + row * b.gated_stride + d.intermediate, b.gated + (row + 1) * b.gated_stride, 0.0f);
+        const int64_t half = d.kv.dim / 2;
+        for (int64_t r = 0; r < d.ropes; r++) {
+            float* turns = b.turns + (row * d.ropes + r) * d.kv.dim;
+            for (int64_t i = 0; i < half; i++) {
+                const float angle = static_cast<float>(step.positions[row]) * d.frequencies[r * half + i];
+                turns[2 * i] = std::cos(angle) * d.magnitudes[r];
+                turns[2 * i + 1] = std::sin(angle) * d.magnitudes[r];
+            }
+        }
+    }
+
+    // The norm of x's row `from`, quantised as row `to` of the activations.
+    void norm_to_activations(int64_t from, int64_t to, const float* weight) {
+        float normed[b.x_stride];
+        std::fill(normed + d.hidden, normed + b.x_stride, 0.0f);
+        rms_norm(b.x + from * b.x_stride, weight, d.hidden, d.eps, normed);
+        quantise_row(normed, b.x_stride, to, b.activations);
+    }
+
+    void multiply(const Matrix& w, int64_t rows, float* out, int64_t stride, Into into) {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t tile = 0; tile < w.rows / TILE; tile++) product_tile(w, tile, b.activations, rows, out, stride, into);
+    }
+
+    // Norms, rotation, and the row's keys and values into the pool.
+    void place(const Layer& layer, int64_t row) {
+        const int64_t dim = d.kv.dim, keys_end = d.heads + d.kv.kv_heads;
+        float* mixed = b.mixed + row * b.mixed_stride;
+        const float* turns = b.turns + (row * d.ropes + layer.rope) * dim;
+        for (int64_t head = 0; head < keys_end; head++) {
+            float* x = mixed + head * dim;
+            const float* norm = head < d.heads ? layer.query_norm : layer.key_norm;
+            if (norm) rms_norm(x, norm, dim, d.eps, x);
+            for (int64_t i = 0; i < dim; i += 2) {
+                const float real = x[i], imaginary = x[i + 1];
+                x[i] = real * turns[i] - imaginary * turns[i + 1];
+                x[i + 1] = real * turns[i + 1] + imaginary * turns[i];
+            }
+        }
+        const int64_t slot = step.slots[row];
+        uint8_t* block = layer.pool + slot / BLOCK_TOKENS * d.kv.block_bytes();
+        for (int64_t head = 0; head < d.kv.kv_heads; head++)
+            store_token(d.kv, block + head * d.kv.head_bytes(), slot % BLOCK_TOKENS, mixed + (d.heads + head) * dim,
+                        mixed + (keys_end + head) * dim);
+    }
+
+    void attend_all(const Layer& layer, Workspace& work) {
+        const int64_t group = d.heads / d.kv.kv_heads;
+        const Attention a{d.kv, group, b.mixed_stride, b.attended_stride, d.scale, d.attention_softcap, layer.window};
+        const int64_t count = static_cast<int64_t>(units.size());
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (int64_t u = 0; u < count; u++)
+            for (int64_t head = 0; head < d.kv.kv_heads; head++)
+                attend(a, units[u], head, b.mixed + head * group * d.kv.dim, layer.pool, work,
+                       b.attended + head * group * d.kv.dim);
+    }
+
+    // Multiply into the residual stream, through a norm where the family has one there.
+    void add(const Matrix& w, const float* norm, int64_t rows) {
+        if (!norm) return multiply(w, rows, b.x, b.x_stride, Into::ADD);
+        multiply(w, rows, b.delta, b.x_stride, Into::STORE);
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++) {
+            float* delta = b.delta + row * b.x_stride;
+            float* x = b.x + row * b.x_stride;
+            rms_norm(delta, norm, d.hidden, d.eps, delta);
+            for (int64_t i = 0; i < d.hidden; i++) x[i] += delta[i];
+        }
+    }
+
+    void run_layer(const Layer& layer, Workspace& work) {
+        const int64_t rows = step.tokens;
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++) norm_to_activations(row, row, layer.attn_norm);
+        multiply(layer.qkv, rows, b.mixed, b.mixed_stride, Into::STORE);
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++) place(layer, row);
+        attend_all(layer, work);
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++)
+            quantise_row(b.attended + row * b.attended_stride, b.attended_stride, row, b.activations);
+        add(layer.output, layer.output_norm, rows);
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++) norm_to_activations(row, row, layer.ffn_norm);
+        multiply(layer.gate_up, rows, b.gated, b.gated_stride, d.gelu ? Into::GELU_GATE : Into::SILU_GATE);
+#pragma omp for
+        for (int64_t row = 0; row < rows; row++)
+            quantise_row(b.gated + row * b.gated_stride, b.gated_stride, row, b.activations);
+        add(layer.down, layer.down_norm, rows);
+    }
+
+    void finish() {
+        if (step.hidden) {
+#pragma omp for
+            for (int64_t row = 0; row < step.tokens; row++)
+                rms_norm(b.x + row * b.x_stride, d.norm, d.hidden, d.eps, step.hidden + row * d.hidden);
+        }
+        // As many rows of logits at a time as the activations have room for: every row may be wanted.
+#pragma omp for
+        for (int64_t i = 0; i < step.num_logits; i++) norm_to_activations(step.logits_rows[i], i, d.norm);
+        multiply(d.head, step.num_logits, step.logits, d.head.rows, Into::STORE);
+        if (d.logit_softcap > 0) {
+            const __m512 cap = _mm512_set1_ps(d.logit_softcap);
+#pragma omp for
+            for (int64_t i = 0; i < step.num_logits; i++) {
+                float* row = step.logits + i * d.head.rows;
+                for (int64_t v = 0; v < d.vocabulary; v += 16) {
+                    const __mmask16 some = static_cast<__mmask16>(d.vocabulary - v >= 16 ? 0xffff : (1 << (d.vocabulary - v)) - 1);
+                    const __m512 bent = tanh(_mm512_div_ps(_mm512_maskz_loadu_ps(some, row + v), cap));
+                    _mm512_mask_storeu_ps(row + v, some, _mm512_mul_ps(bent, cap));
+                }
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace farthing
+
+extern "C" {
+
+int64_t kv_block_bytes(const farthing::Decoder* decoder) { return decoder->kv.block_bytes(); }
+
+int64_t scratch_bytes(const farthing::Decoder* decoder, int64_t tokens) {
+    return farthing::Buffers(*decoder, tokens, nullptr).bytes;
+}
+
+void run_step(const farthing::Decoder* decoder, const farthing::Step* step) {
+    farthing::Run run(*decoder, *step);
+#pragma omp parallel
+    {
+        static thread_local farthing::Workspace work;
+#pragma omp for
+        for (int64_t row = 0; row < step->tokens; row++) run.embed(row);
+        for (int64_t i = 0; i < decoder->num_layers; i++) run.run_layer(decoder->layers[i], work);
+        run.finish();
+    }
+}
+}

@@ -1,0 +1,211 @@
+// Products of quantised weights and quantised activations with AVX512-VNNI.
+//
+// Weights are unsigned around a zero point (int8: 128, int4: 8), activations signed: the instruction multiplies
+// unsigned by signed bytes, four at a time. Every row of activations has a scale for each ACTIVATION_GROUP columns, so
+// that one large element spoils few others. A row's result depends on that row alone, bit for bit, however many rows
+// go together.
+#pragma once
+
+#include "vector.h"
+
+namespace farthing {
+
+constexpr int64_t TILE = 32;               // outputs computed together
+constexpr int64_t COLUMN_MULTIPLE = 64;    // columns are padded with zeros to this
+constexpr int64_t ACTIVATION_GROUP = 128;  // columns that share an activation scale (the last group may be shorter)
+constexpr int64_t WEIGHT_GROUP = 32;       // int4: columns of an output that share a weight scale
+constexpr int64_t MOST_ROWS = 12;          // rows per register tile: 24 sums, 2 weights, the rest for activations
+
+// int8 `data`: [rows / 32, columns / 4, 32, 4]; `scales`: [rows] float32.
+// int4 `data`: [rows / 32, columns / 32, 4, 128]: byte i of line j has the values at i of columns quadruple j (low half)
+// and j + 4 (high half) of the group, in int8's order; `scales`: [rows / 32, columns / 32, 32] float16.
+struct Matrix {
+    const uint8_t* data;
+    const void* scales;
+    const float* bias;  // [rows], or null
+    int64_t rows, columns, bits;
+};
+
+// Quantised rows: `stride` columns each, scales and sums (of the quantised values) by group.
+struct Activations {
+    int8_t* values;
+    float* scales;     // [rows, groups]
+    int32_t* sums;     // [rows, groups]
+    int32_t* subsums;  // [rows, columns / WEIGHT_GROUP]
+};
+
+inline int64_t activation_groups(int64_t columns) { return ceil_div(columns, ACTIVATION_GROUP); }
+
+// One row of `columns` floats (a multiple of COLUMN_MULTIPLE) to int8.
+inline void quantise_row(const float* x, int64_t columns, int64_t row, const Activations& out) {
+    const int64_t groups = activation_groups(columns);
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t first = g * ACTIVATION_GROUP, last = std::min(columns, first + ACTIVATION_GROUP);
+        __m512 most = _mm512_setzero_ps();
+        for (int64_t i = first; i < last; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+        const float largest = _mm512_reduce_max_ps(most);
+        const __m512 steps = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
+        int32_t total = 0;
+        for (int64_t i = first; i < last; i += WEIGHT_GROUP) {
+            const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), steps));
+            const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 16), steps));
+            _mm_storeu_si128((__m128i*)(out.values + row * columns + i), _mm512_cvtsepi32_epi8(a));
+            _mm_storeu_si128((__m128i*)(out.values + row * columns + i + 16), _mm512_cvtsepi32_epi8(b));
+            const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+            out.subsums[row * (columns / WEIGHT_GROUP) + i / WEIGHT_GROUP] = sum;
+            total += sum;
+        }
+        out.scales[row * groups + g] = largest / 127;
+        out.sums[row * groups + g] = total;
+    }
+}
+
+inline __m512i quad(const int8_t* values) {
+    int32_t bits;
+    std::memcpy(&bits, values, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+
+// acc + the dot products of 16 fours of bytes. Assembly, because with the intrinsic gcc 12 copies every sum to the stack
+// and back in each round of the loops below, which makes them three times as slow.
+__attribute__((always_inline)) inline __m512i dot(__m512i acc, __m512i weights, __m512i values) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(values));
+    return acc;
+}
+
+// One activation group of int8 weights into the sums of R rows. Out of line, so that during the loop the registers hold
+// nothing but the 2 R dot products, the weights and one activation.
+template <int R>
+__attribute__((noinline)) void int8_group(const uint8_t* weights, const int8_t* values, int64_t stride, int64_t count,
+                                          const int32_t* totals, const float* scales, int64_t groups, __m512 (*sums)[2]) {
+    __m512i dots[R][2];
+    each<R>([&](auto r) __attribute__((always_inline)) { dots[r][0] = dots[r][1] = _mm512_set1_epi32(-128 * totals[r * groups]); });
+    for (const uint8_t* end = weights + count * TILE; weights != end; weights += 4 * TILE, values += 4) {
+        const __m512i w0 = _mm512_loadu_si512(weights), w1 = _mm512_loadu_si512(weights + 64);
+        each<R>([&](auto r) __attribute__((always_inline)) {
+            const __m512i x = quad(values + r * stride);
+            dots[r][0] = dot(dots[r][0], w0, x);
+            dots[r][1] = dot(dots[r][1], w1, x);
+        });
+    }
+    each<R>([&](auto r) __attribute__((always_inline)) {
+        const __m512 scale = _mm512_set1_ps(scales[r * groups]);
+        sums[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][0]), scale, sums[r][0]);
+        sums[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][1]), scale, sums[r][1]);
+    });
+}
+
+// Rows row..row + R of the activations times one tile of int8 weights: two vectors of sums a row.
+template <int R>
+inline void int8_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, __m512 (*sums)[2]) {
+    const int64_t columns = w.columns, groups = activation_groups(columns);
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t first = g * ACTIVATION_GROUP, count = std::min(columns - first, ACTIVATION_GROUP);
+        int8_group<R>(w.data + tile * TILE * columns + first * TILE, a.values + row * columns + first, columns, count,
+                      a.sums + row * groups + g, a.scales + row * groups + g, groups, sums);
+    }
+    const float* scales = static_cast<const float*>(w.scales) + tile * TILE;
+    for (int h = 0; h < 2; h++)
+        for (int r = 0; r < R; r++) sums[r][h] = _mm512_mul_ps(sums[r][h], _mm512_loadu_ps(scales + 16 * h));
+}
+
+// One weight group of int4 weights into the sums of R rows.
+template <int R>
+__attribute__((noinline)) void int4_group(const uint8_t* lines, const uint16_t* weight_scales, const int8_t* values,
+                                          int64_t stride, const int32_t* totals, const float* scales, int64_t groups,
+                                          __m512 (*sums)[2]) {
+    const int64_t weight_groups = stride / WEIGHT_GROUP;
+    const __m512i low = _mm512_set1_epi8(0x0f);
+    __m512i dots[R][2];
+    each<R>([&](auto r) __attribute__((always_inline)) { dots[r][0] = dots[r][1] = _mm512_set1_epi32(-8 * totals[r * weight_groups]); });
+    const auto add = [&](__m512i w0, __m512i w1, const int8_t* at) __attribute__((always_inline)) {
+        each<R>([&](auto r) __attribute__((always_inline)) {
+            const __m512i x = quad(at + r * stride);
+            dots[r][0] = dot(dots[r][0], w0, x);
+            dots[r][1] = dot(dots[r][1], w1, x);
+        });
+    };
+#pragma GCC unroll 1
+    for (int64_t j = 0; j < 4; j++) {
+        const __m512i p0 = _mm512_loadu_si512(lines + j * 128), p1 = _mm512_loadu_si512(lines + j * 128 + 64);
+        const __m512i h0 = _mm512_srli_epi16(p0, 4), h1 = _mm512_srli_epi16(p1, 4);
+        add(_mm512_and_si512(p0, low), _mm512_and_si512(p1, low), values + 4 * j);
+        add(_mm512_and_si512(h0, low), _mm512_and_si512(h1, low), values + 4 * j + 16);
+    }
+    const __m512 w0 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)weight_scales));
+    const __m512 w1 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(weight_scales + 16)));
+    each<R>([&](auto r) __attribute__((always_inline)) {
+        const __m512 scale = _mm512_set1_ps(scales[r * groups]);
+        sums[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][0]), _mm512_mul_ps(w0, scale), sums[r][0]);
+        sums[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][1]), _mm512_mul_ps(w1, scale), sums[r][1]);
+    });
+}
+
+template <int R>
+inline void int4_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, __m512 (*sums)[2]) {
+    const int64_t columns = w.columns, groups = activation_groups(columns), weight_groups = columns / WEIGHT_GROUP;
+    const uint16_t* scales = static_cast<const uint16_t*>(w.scales) + tile * TILE * weight_groups;
+    for (int64_t g = 0; g < weight_groups; g++)
+        int4_group<R>(w.data + (tile * columns + g * WEIGHT_GROUP) * TILE / 2, scales + g * TILE,
+                      a.values + row * columns + g * WEIGHT_GROUP, columns, a.subsums + row * weight_groups + g,
+                      a.scales + row * groups + g * WEIGHT_GROUP / ACTIVATION_GROUP, groups, sums);
+}
+
+// What becomes of a product: stored, added to what is there, or gate and up (the two halves of a tile) combined.
+enum class Into { STORE, ADD, SILU_GATE, GELU_GATE };
+
+template <int R>
+inline void rows_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, float* out, int64_t stride,
+                      Into into) {
+    __m512 sums[R][2];
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    if (w.bits == 8)
+        int8_tile<R>(w, tile, a, row, sums);
+    else
+        int4_tile<R>(w, tile, a, row, sums);
+    if (w.bias)
+        for (int r = 0; r < R; r++)
+            for (int h = 0; h < 2; h++) sums[r][h] = _mm512_add_ps(sums[r][h], _mm512_loadu_ps(w.bias + tile * TILE + 16 * h));
+    for (int r = 0; r < R; r++) {
+        float* target = out + (row + r) * stride + tile * (into == Into::STORE || into == Into::ADD ? TILE : TILE / 2);
+        if (into == Into::STORE || into == Into::ADD) {
+            for (int h = 0; h < 2; h++) {
+                const __m512 sum = into == Into::ADD ? _mm512_add_ps(sums[r][h], _mm512_loadu_ps(target + 16 * h)) : sums[r][h];
+                _mm512_storeu_ps(target + 16 * h, sum);
+            }
+        } else {
+            const __m512 gate = into == Into::SILU_GATE ? silu(sums[r][0]) : gelu(sums[r][0]);
+            _mm512_storeu_ps(target, _mm512_mul_ps(gate, sums[r][1]));
+        }
+    }
+}
+
+// All `rows` rows of one tile. Kept out of line: it is where a step's time goes, and profiles should say so.
+__attribute__((noinline)) void product_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t rows, float* out,
+                                            int64_t stride, Into into) {
+    int64_t row = 0;
+    for (; row + MOST_ROWS <= rows; row += MOST_ROWS) rows_tile<MOST_ROWS>(w, tile, a, row, out, stride, into);
+    switch (rows - row) {
+        case 11: return rows_tile<11>(w, tile, a, row, out, stride, into);
+        case 10: return rows_tile<10>(w, tile, a, row, out, stride, into);
+        case 9: return rows_tile<9>(w, tile, a, row, out, stride, into);
+        case 8: return rows_tile<8>(w, tile, a, row, out, stride, into);
+        case 7: return rows_tile<7>(w, tile, a, row, out, stride, into);
+        case 6: return rows_tile<6>(w, tile, a, row, out, stride, into);
+        case 5: return rows_tile<5>(w, tile, a, row, out, stride, into);
+        case 4: return rows_tile<4>(w, tile, a, row, out, stride, into);
+        case 3: return rows_tile<3>(w, tile, a, row, out, stride, into);
+        case 2: return rows_tile<2>(w, tile, a, row, out, stride, into);
+        case 1: return rows_tile<1>(w, tile, a, row, out, stride, into);
+        default: return;
+    }
+}
+
+// One row of the matrix (an embedding), times `factor`. int8 only: embeddings and heads are never int4.
+inline void read_row(const Matrix& w, int64_t row, int64_t columns, float factor, float* out) {
+    const uint8_t* weights = w.data + row / TILE * TILE * w.columns + row % TILE * 4;
+    const float scale = static_cast<const float*>(w.scales)[row] * factor;
+    for (int64_t k = 0; k < columns; k++) out[k] = (weights[k / 4 * TILE * 4 + k % 4] - 128) * scale;
+}
+
+}  // namespace farthing

@@ -1,0 +1,92 @@
+"""Weights as the compiled decoder reads them (the layouts are in matrix.h)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 32
+COLUMN_MULTIPLE = 64
+WEIGHT_GROUP = 32
+SMALLEST = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [outputs, inputs] with its bias, rows padded to whole tiles and columns to COLUMN_MULTIPLE by zeros."""
+
+    data: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    rows: int
+    """Padded outputs."""
+    columns: int
+    """Padded inputs."""
+    bits: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise TypeError("packed weights run inside the compiled decoder only")
+
+    def dequantised(self) -> Tensor:
+        """[rows, columns] float32."""
+        if self.bits == 8:
+            quads = self.data.view(-1, self.columns // 4, TILE, 4)
+            values = quads.permute(0, 2, 1, 3).reshape(self.rows, self.columns).float() - 128
+            return values * self.scales[:, None]
+        lines = self.data.view(-1, self.columns // WEIGHT_GROUP, 4, TILE, 4)
+        halves = torch.stack([lines & 15, lines >> 4], dim=2)  # [tiles, groups, 2, 4, 32, 4]
+        values = halves.permute(0, 4, 1, 2, 3, 5).reshape(self.rows, -1, WEIGHT_GROUP).float() - 8
+        scales = self.scales.permute(0, 2, 1).reshape(self.rows, -1, 1).float()
+        return (values * scales).view(self.rows, self.columns)
+
+
+def pack(weight: Tensor, bias: Tensor | None, bits: int) -> Packed:
+    """Quantise [outputs, inputs] float32, symmetric: int8 with a scale an output, int4 with one for every 32 inputs."""
+    outputs, inputs = weight.shape
+    rows, columns = -(-outputs // TILE) * TILE, -(-inputs // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+    if (rows, columns) != (outputs, inputs):
+        weight = torch.nn.functional.pad(weight, (0, columns - inputs, 0, rows - outputs))
+    if bias is not None:
+        bias = torch.nn.functional.pad(bias.float(), (0, rows - outputs))
+    data, scales = _int8(weight) if bits == 8 else _int4(weight)
+    return Packed(data, scales, bias, rows, columns, bits)
+
+
+def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = weight.shape
+    scales = weight.abs().amax(-1).clamp_min_(SMALLEST).div_(127)
+    values = (weight / scales[:, None]).add_(128.5).to(torch.uint8)  # the conversion cuts off: rounds half up
+    return values.view(rows // TILE, TILE, columns // 4, 4).permute(0, 2, 1, 3).contiguous(), scales
+
+
+def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The element of largest magnitude becomes -8 exactly, so that all sixteen values are used."""
+    rows, columns = weight.shape
+    groups = weight.view(rows, -1, WEIGHT_GROUP)
+    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scales = (extreme / -8).half()
+    steps = torch.where(scales == 0, torch.inf, scales.float())
+    values = (groups / steps).add_(8.5).clamp_(0, 15).to(torch.uint8)
+    # [tiles, 32 outputs, groups, half, quadruple, 4] to [tiles, groups, half, quadruple, 32 outputs, 4]
+    halves = values.view(-1, TILE, columns // WEIGHT_GROUP, 2, 4, 4).permute(0, 2, 3, 4, 1, 5)
+    data = (halves[:, :, 0] | halves[:, :, 1] << 4).contiguous()
+    return data, scales.view(-1, TILE, columns // WEIGHT_GROUP).transpose(1, 2).contiguous()
+
+
+def interleave_halves(packed: Packed) -> Packed:
+    """Rows of two halves (gate, then up) regrouped in turns of 16, so that a tile has both parts of 16 outputs.
+
+    The halves must be multiples of 16 rows.
+    """
+    parts = 2 * packed.rows // TILE
+    # Within a tile, whatever runs over its 32 outputs: [..., 32, inner] as [..., 2, 16 * inner].
+    data = _swap(packed.data.view(packed.rows // TILE, -1, 2, TILE // 2 * 4), parts).view(packed.data.shape)
+    scales = _swap(packed.scales.view(packed.rows // TILE, -1, 2, TILE // 2), parts).view(packed.scales.shape)
+    bias = None if packed.bias is None else _swap(packed.bias.view(-1, 1, 2, TILE // 2), parts).flatten()
+    return Packed(data, scales, bias, packed.rows, packed.columns, packed.bits)
+
+
+def _swap(tiles: Tensor, parts: int) -> Tensor:
+    """[tiles, lines, 2, n]: all halves are one list, whose first half goes in turn with the rest."""
+    halves = tiles.permute(0, 2, 1, 3).reshape(2, parts // 2, *tiles.shape[1:2], tiles.shape[3])
+    return halves.permute(1, 2, 0, 3).contiguous()
