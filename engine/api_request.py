@@ -7,7 +7,7 @@ value that asks for nothing.
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -22,13 +22,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "prediction": (None,),
     "suffix": (None, ""),
-    # Fields of AnswerForm below.
-    "guided_grammar": (None,),
-    "guided_regex": (None,),
-    "parallel_tool_calls": (None, True, False),
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
 }
 
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]..")
@@ -72,9 +65,13 @@ class _Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     deterministic: bool | None = None
     priority: int | None = None
     """Lower runs first."""
-    guided_regex: str | None = None
-    guided_grammar: str | None = None
     response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    """A JSON Schema, or its text."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    """In Lark's syntax, from the rule `start`."""
     # No effect on what is generated, by OpenAI's definition.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -88,6 +85,10 @@ class ChatRequest(_Generate, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the model's own chat template, such as `enable_thinking`."""
+    reasoning_effort: str | None = None
+    """One of them, where the template has it."""
 
 
 class CompletionRequest(_Generate, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -101,6 +102,12 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     model: str
     messages: list[dict[str, Any]] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
+    # Of a conversation, as in ChatRequest.
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -117,17 +124,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pooling: PoolingKind = "mean"
     priority: int | None = None
     user: str | None = None
-
-
-class AnswerForm(NamedTuple):
-    """What form the answer must have, and what tools it may call."""
-
-    response_format: dict[str, Any] | None
-    guided_regex: str | None
-    guided_grammar: str | None
-    tools: list[dict[str, Any]]
-    tool_choice: str | dict[str, Any] | None
-    parallel_tool_calls: bool
 
 
 class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,19 +158,6 @@ def decode(body: bytes, kind: type[T]) -> T:
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options is only allowed together with stream: true.", "stream_options")
     return request
-
-
-def answer_form(request: ChatRequest | CompletionRequest) -> AnswerForm:
-    """The record of these fields; a text completion knows no tools."""
-    chat = request if isinstance(request, ChatRequest) else None
-    return AnswerForm(
-        request.response_format,
-        request.guided_regex,
-        request.guided_grammar,
-        (chat.tools if chat else None) or [],
-        chat.tool_choice if chat else None,
-        chat is not None and chat.parallel_tool_calls is not False,
-    )
 
 
 def _drop_off_values(fields: dict[str, Any]) -> dict[str, Any]:

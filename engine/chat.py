@@ -214,7 +214,7 @@ def _check_options(options: Mapping[str, Any], template: str, tokenizer: Tokeniz
     """Refuse options that the template does not look at, or that are not the caller's to set."""
     known = template_variables(template) - OURS - set(tokenizer.special_tokens)
     for name, value in options.items():
-        where = f"chat_template_kwargs.{name[:60]}"
+        where = name if name == "reasoning_effort" else f"chat_template_kwargs.{name[:60]}"
         if name not in known:
             names = ", ".join(sorted(known)) or "no options at all"
             raise ChatError(f"{where} is not an option of this model's chat template: it has {names}", where)

@@ -13,9 +13,20 @@ class Detokenizer:
     joined, is the decoded text of all tokens, or its part before the stop string that was completed first.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, include_stop: bool = False) -> None:
-        """`stop`: non-empty strings. `include_stop`: the text ends after the stop string, not before it."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`stop`: non-empty strings. `include_stop`: the text ends after the stop string, not before it.
+
+        `shown`: control tokens that are written out, where others have no text.
+        """
         self._tokenizer = tokenizer
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._include_stop = include_stop
@@ -29,7 +40,8 @@ class Detokenizer:
 
         Unless it `may_stop`, the text so far is not looked at for stop strings, now or later.
         """
-        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        spell = self._tokenizer.spell if token_id in self._shown else self._tokenizer.token_bytes
+        text = self._utf8.decode(spell(token_id))
         return self._release(text) if may_stop else text
 
     def finish(self, *, cut: bool = False) -> str:

@@ -4,10 +4,12 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from engine import guided
+from engine.answer_form import AnswerForm
 from engine.combined import combine
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
@@ -15,7 +17,6 @@ from engine.errors import ApiError
 from engine.generation import Event, Generation
 from engine.hosted import HostedModel
 from engine.limits import check_answer, check_prompt, longest_token
-from engine.logits import Grammar
 from engine.logprobs import TokenScore
 from engine.metrics import Latencies
 from engine.pooling import Pooling, PoolingKind
@@ -43,8 +44,7 @@ class Order:
     drafts: int = 1
     """Answers to write, of which the `choices` most likely ones are given."""
     priority: int = 0
-    grammar: Callable[[], Grammar] | None = None
-    """Makes what constrains one answer."""
+    form: AnswerForm = field(default_factory=AnswerForm)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +101,8 @@ class Front:
     def open(self, models: list[HostedModel]) -> None:
         """Start the step loop over loaded models."""
         for model in models:
-            longest_token(model.tokenizer)  # kept; now, for it takes up to a second, which a request would wait for
+            longest_token(model.tokenizer)  # both are kept; now, for they take seconds, which a request would wait for
+            guided.warm_up(model.tokenizer)
         self.opened_at = int(time.time())
         self._loop = asyncio.get_running_loop()
         self.core = EngineCore(models, self._deliver)
@@ -148,10 +149,12 @@ class Front:
             sequence = _sequence(order.id, order.tenant, order.prompt, length, order.priority)
             sequence.reserves_all = params.max_tokens is not None
             sequence.reuse = own.prompt_logprobs is None
-            detokenizer = Detokenizer(model.tokenizer, params.stop, include_stop=params.include_stop)
-            grammar = order.grammar() if order.grammar is not None else None
+            form = order.form
+            detokenizer = Detokenizer(model.tokenizer, params.stop, include_stop=params.include_stop, shown=form.shown)
+            grammar = form.constraint() if form.constraint is not None else None
+            meter = form.meter() if form.meter is not None else None
             generations.append(
-                Generation(sequence, own, detokenizer, order.streaming, choice_seed(seed, index), index, grammar)
+                Generation(sequence, own, detokenizer, order.streaming, choice_seed(seed, index), index, grammar, meter)
             )
         return self._start(order.id, model, generations)
 

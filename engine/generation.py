@@ -10,6 +10,7 @@ from engine.logits import Grammar, TokenRules
 from engine.logprobs import TokenScore
 from engine.pooling import Pooling
 from engine.protocol import Account
+from engine.reasoning import ThinkingMeter
 from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason, Sequence
 
@@ -44,11 +45,15 @@ class Generation:
     index: int = 0
     """Its place among the choices of its request."""
     grammar: Grammar | None = None
+    meter: ThinkingMeter | None = None
+    """Counts what the model thinks before it answers."""
     pooling: Pooling | None = None
     """Set where the request wants a vector and not an answer."""
     rules: TokenRules | None = None
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the prompt's tokens from the second on. Complete before the first event."""
+    failure: str | None = None
+    """Why it ended with an error, where that is its own."""
     held_text: list[str] = field(default_factory=list)
     held_scores: list[TokenScore] = field(default_factory=list)
     """Of the tokens that no event has handed over yet."""
@@ -72,8 +77,12 @@ class Generation:
             self.held_scores.append(score)
         if self.rules is not None:
             self.rules.push(token)
-        if self.grammar is not None:
-            self.grammar.accept(token)
+        if self.meter is not None:
+            self.meter.push(token)
+            sequence.thought = self.meter.count
+        if self.grammar is not None and not self.grammar.accept(token):
+            self.failure = self.grammar.failure
+            return "", "error"
         may_end = sequence.generated >= params.min_tokens
         if (token in ends and not params.ignore_eos) or token in params.stop_token_ids:
             sequence.delivered = sequence.generated - 1

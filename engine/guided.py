@@ -9,14 +9,14 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 from numpy.typing import NDArray
 
 from engine import json_schema
@@ -69,7 +69,10 @@ def from_json_schema(schema: Any) -> Grammar:
 
 
 def from_regex(pattern: str) -> Grammar:
-    """A text that matches the pattern as a whole; Rust's syntax, without look-around and word borders."""
+    r"""A text that matches the pattern as a whole: Rust's syntax, without look-around and word borders.
+
+    `\d`, `\w` and `\s` stand for ASCII characters only.
+    """
     return sized(Grammar("regex", pattern))
 
 
@@ -141,13 +144,18 @@ class Guide:
         return f"The answer's grammar can't be followed any further: {_first_line(self._matcher.get_error())}."
 
 
-async def compile(tokenizer: Tokenizer, grammar: Grammar) -> Guide:
-    """The start of a grammar for one request. Raises GrammarError."""
-    return await asyncio.get_running_loop().run_in_executor(_compiler(), compile_here, tokenizer, grammar)
+async def compile(tokenizer: Tokenizer, read: Callable[[], Grammar]) -> Callable[[], Guide]:
+    """What makes a guide for each answer to a request, whose grammar `read` gives. Raises GrammarError."""
+    return await asyncio.get_running_loop().run_in_executor(_compiler(), _read_and_compile, tokenizer, read)
+
+
+def _read_and_compile(tokenizer: Tokenizer, read: Callable[[], Grammar]) -> Callable[[], Guide]:
+    matcher = _compiled(tokenizer, read())
+    return lambda: Guide(matcher.deep_copy(), tokenizer.vocab_size)
 
 
 def compile_here(tokenizer: Tokenizer, grammar: Grammar) -> Guide:
-    """As `compile`, in the caller's thread, whose stack may be too small for a deep grammar."""
+    """One guide, compiled in the caller's thread, whose stack may be too small for a deep grammar."""
     return Guide(_compiled(tokenizer, grammar).deep_copy(), tokenizer.vocab_size)
 
 
@@ -169,7 +177,7 @@ def _compiled(tokenizer: Tokenizer, grammar: Grammar) -> LLMatcher:
         options = {"whitespace_pattern": JSON_SPACE}
         source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)  # type: ignore[arg-type]
     elif grammar.kind == "regex":
-        source = LLMatcher.grammar_from_regex(grammar.text)
+        source = LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.text, 'dws')}/")
     else:
         source = LLMatcher.grammar_from_lark(grammar.text)
     matcher = LLMatcher(_vocabulary(tokenizer), source, log_level=0, limits=LIMITS)

@@ -189,7 +189,7 @@ class HostedModel:
         account = sequence.account(now)
         self.finished[finish] += 1
         # A request's choices share one prompt: it is counted with the first of them.
-        names = ("output_text", "generated_tokens", "recomputed_tokens")
+        names = ("output_text", "output_reasoning", "generated_tokens", "recomputed_tokens")
         counted = generation.index == 0 or generation.pooling is not None
         for name in ("input_fresh", "input_cached", *names) if counted else names:
             self.tokens[name] += getattr(account, name)

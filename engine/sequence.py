@@ -70,6 +70,8 @@ class Sequence:
     blocks_since: float = 0.0
     delivered: int = 0
     """Output tokens whose text was handed to the caller."""
+    thought: int = 0
+    """Leading output tokens that are thinking."""
 
     def __post_init__(self) -> None:
         self.space = Space(self.salt, self.adapter)
@@ -110,7 +112,8 @@ class Sequence:
         return Account(
             input_fresh=self.prompt_len - cached,
             input_cached=cached,
-            output_text=self.delivered,
+            output_text=max(0, self.delivered - self.thought),
+            output_reasoning=min(self.thought, self.delivered),
             generated_tokens=self.generated,
             recomputed_tokens=self.recomputed_tokens,
             prefill_device_seconds=self.prefill_seconds,

@@ -16,6 +16,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
 from engine.answer import answer
+from engine.answer_form import answer_form, tools_of
 from engine.api_embeddings import embed
 from engine.api_logprobs import spell_out
 from engine.api_params import choices, known_tokens, sampling_params
@@ -38,6 +39,7 @@ from engine.limits import check_text
 from engine.metrics import CoreCollector
 from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
 from engine.reply_writer import ReplyOptions, ReplyWriter
+from engine.tools.declared import Tools
 
 log = logging.getLogger("engine")
 
@@ -66,8 +68,9 @@ def create_app(front: Front) -> Litestar:
 async def chat_completions(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
     body = decode(await _read_body(request), ChatRequest)
     model = front.model(body.model)
-    prompt = await _render(model, body.messages)
-    return _generate(request, front, model, body, prompt, "chat")
+    tools = tools_of(body)
+    prompt = await _render(model, body, body.messages, tools)
+    return await _generate(request, front, model, body, prompt, "chat", tools)
 
 
 @post("/v1/completions")
@@ -75,7 +78,7 @@ async def completions(request: HttpRequest, front: NamedDependency[Front]) -> AS
     body = decode(await _read_body(request), CompletionRequest)
     model = front.model(body.model)
     prompt = await _encode(model, body.prompt) if isinstance(body.prompt, str) else body.prompt
-    return _generate(request, front, model, body, prompt, "text")
+    return await _generate(request, front, model, body, prompt, "text", None)
 
 
 @post("/tokenize")
@@ -89,9 +92,12 @@ async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Respo
     if isinstance(body.messages, list) == isinstance(body.prompt, str):
         raise bad_request("Give either messages or prompt.", "prompt")
     if isinstance(body.messages, list):
-        tokens = await _render(model, body.messages)
+        tokens = await _render(model, body, body.messages, tools_of(body))
     else:
         assert isinstance(body.prompt, str)
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"):
+            if getattr(body, name) is not None:
+                raise bad_request(f"{name} is only allowed together with messages.", name)
         tokens = await _encode(model, body.prompt)
     return _json(TokenizeReply(len(tokens), model.max_model_len, tokens))
 
@@ -145,22 +151,25 @@ async def metrics(front: NamedDependency[Front]) -> Response[bytes]:
     return Response(text, media_type=prometheus_client.CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _generate(
+async def _generate(
     request: HttpRequest,
     front: Front,
     model: HostedModel,
     body: ChatRequest | CompletionRequest,
     prompt: list[int],
     kind: ReplyKind,
+    tools: Tools | None,
 ) -> ASGIApp:
     id, tenant = _names(request)
     params = sampling_params(body, model)
     count, drafts = choices(body)
+    form = await answer_form(body, tools, model.tokenizer, prompt)
     options = ReplyOptions(
         logprobs=params.logprobs,
         prompt_logprobs=body.prompt_logprobs,
         echo=_echo(model, body),
         choices=count,
+        splitter=form.splitter,
     )
     if drafts > count and params.logprobs is None:
         params = replace(params, logprobs=0)  # to choose by
@@ -173,6 +182,7 @@ def _generate(
         choices=count,
         drafts=drafts,
         priority=body.priority or 0,
+        form=form,
     )
     running = front.submit(model, order)
     writer = ReplyWriter(
@@ -192,9 +202,18 @@ def _echo(model: HostedModel, body: ChatRequest | CompletionRequest) -> str | No
     return body.prompt if isinstance(body.prompt, str) else spell_out(model.tokenizer, body.prompt)
 
 
-async def _render(model: HostedModel, messages: list[dict[str, Any]]) -> list[int]:
+async def _render(
+    model: HostedModel, body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]], tools: Tools | None
+) -> list[int]:
+    options = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        if "reasoning_effort" in options:
+            raise bad_request("Give reasoning_effort once, not in chat_template_kwargs too.", "reasoning_effort")
+        options["reasoning_effort"] = body.reasoning_effort
+    check = partial(check_text, model)
+    declared = () if tools is None else tools.declared
     try:
-        return await asyncio.to_thread(render, model.tokenizer, messages, partial(check_text, model))
+        return await asyncio.to_thread(render, model.tokenizer, messages, check, tools=declared, options=options)
     except ChatError as error:
         raise bad_request(str(error), error.param) from error
 

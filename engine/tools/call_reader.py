@@ -6,6 +6,8 @@ from typing import Any
 from engine.pieces import CallDelta
 
 ARGUMENTS = ("arguments", "parameters")
+KEYS = ("name", *ARGUMENTS, "type", "id")
+"""All that a call may have; another key tells early that it is none."""
 SPACE = " \t\r\n"
 
 
@@ -101,11 +103,13 @@ class CallReader:
         if self._wants == "colon":
             key = _json(self.text[self._start : end])
             self._key = key if isinstance(key, str) else ""
+            self.broken = self._key not in KEYS
         else:
             self._end_value(end)
 
     def _end_value(self, end: int) -> None:
         self._values.setdefault(self._key, (self._start, end))
+        self.broken = self._key == "name" and self._name() is None
         self._wants = "comma"
 
     def _parts(self) -> list[CallDelta]:

@@ -6,8 +6,8 @@
 
 import json
 import uuid
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 from engine import json_schema
 from engine.detokenizer import overlap
@@ -21,6 +21,8 @@ Format = Literal["hermes", "llama"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON = "<|python_tag|>"
+MARKS: dict[Format, tuple[str, ...]] = {"hermes": (OPEN, CLOSE), "llama": (PYTHON,)}
+"""What the splitter of a format looks for, be it a control token."""
 
 
 def format_of(tokenizer: Tokenizer) -> Format | None:
@@ -38,44 +40,49 @@ def splitter_of(format: Format, tools: Tools) -> "HermesSplitter | LlamaSplitter
     return (HermesSplitter if format == "hermes" else LlamaSplitter)(names, tools.parallel)
 
 
-def grammar_of(format: Format, tools: Tools, tokenizer: Tokenizer) -> Grammar | None:
-    """What the answer must match; None where anything may come.
+def grammar_of(format: Format, tools: Tools, tokenizer: Tokenizer, answer: Any = None) -> Grammar:
+    """What the answer must match.
 
     Where a call must come, its arguments follow the function's schema. Where a model may choose, a call once begun is
-    a whole one, of a declared function, and follows the schema where the function is strict; Llama's calls have no
-    mark to begin with that could be told from an answer in JSON, so they are free there.
+    a whole one, of a declared function, and follows the schema where the function is strict; an answer that calls
+    nothing is any text, or JSON of the schema `answer`. Llama's calls have no mark to begin with that tells them from
+    an answer in JSON, so there is no grammar for a Llama model that may choose.
     """
-    if tools.choice == "auto" and format == "llama":
-        return None
-    return sized(Grammar("lark", "\n".join(_rules(format, tools, tokenizer))), json_schema.MAX_BYTES)
+    return sized(Grammar("lark", "\n".join(_rules(format, tools, tokenizer, answer))), json_schema.MAX_BYTES)
 
 
-def _rules(format: Format, tools: Tools, tokenizer: Tokenizer) -> list[str]:
+def _rules(format: Format, tools: Tools, tokenizer: Tokenizer, answer: Any) -> list[str]:
     key = "arguments" if format == "hermes" else "parameters"
     rules = [_call_rule(i, function, tools, key) for i, function in enumerate(tools.callable)]
-    call = "call: " + " | ".join(f"call_{i}" for i in range(len(rules)))
+    rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(rules))))
     if format == "llama":
         start = 'start: call (";" SPACE? call)*' if tools.parallel else "start: call"
-        return [start, "SPACE: /[ \\n]/", call, *rules]
+        return [start, "SPACE: /[ \\n]/", *rules]
     opening, closing = _tag(OPEN, tokenizer), _tag(CLOSE, tokenizer)
     body = f'"\\n" call "\\n" {closing}'
+    tagged = r'tagged ("\n" tagged)*' if tools.parallel else "tagged"
     if tools.choice != "auto":
-        start = r'start: tagged ("\n" tagged)*' if tools.parallel else "start: tagged"
-        return [start, f"tagged: {opening} {body}", call, *rules]
+        return [f"start: {tagged}", f"tagged: {opening} {body}", *rules]
+    if answer is not None:
+        return [f"start: {tagged} | answer", f"tagged: {opening} {body}", f"answer: {_json_rule(answer)}", *rules]
     if opening == OPEN:
         free = [f"tagged: TEXT? {opening} {body}"]
     else:
         free = [f"head[lazy]: TEXT {opening}", f"tagged: head {body}"]
     start = "start: tagged* text" if tools.parallel else "start: text | tagged"
-    return [start, "text: TEXT", r"TEXT: /(.|\n)*/", *free, call, *rules]
+    return [start, "text: TEXT", r"TEXT: /(.|\n)*/", *free, *rules]
 
 
 def _call_rule(number: int, function: Function, tools: Tools, key: str) -> str:
     follows = function.strict or tools.choice != "auto"
     schema = {**(function.parameters if follows else {}), "type": "object"}
-    schema["x-guidance"] = {"whitespace_pattern": JSON_SPACE}
     head = json.dumps(f'{{"name": "{function.name}", "{key}": ')
-    return f'call_{number}: {head} %json {json.dumps(schema, ensure_ascii=False)} "}}"'
+    return f'call_{number}: {head} {_json_rule(schema)} "}}"'
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    options = {"x-guidance": {"whitespace_pattern": JSON_SPACE}}
+    return f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}"
 
 
 def _tag(tag: str, tokenizer: Tokenizer) -> str:
@@ -103,7 +110,10 @@ class _Calls:
 
 
 class HermesSplitter:
-    """Calls stand between tags; what stands around them is content, without the white space next to the tags."""
+    """Calls stand between tags; what stands around them is content, without the white space next to the tags.
+
+    Small models forget the tags: an object that is a call, at the start or after a call, is one without them too.
+    """
 
     def __init__(self, names: Iterable[str], parallel: bool) -> None:
         self._calls = _Calls(names, parallel)
@@ -111,8 +121,10 @@ class HermesSplitter:
         self._reader: CallReader | None = None
         self._closing = False
         """Between a call and its closing tag."""
-        self._after_tag = False
-        """Nothing but white space has come since a closing tag."""
+        self._opening = ""
+        """What stood before the call being read: a tag, or white space."""
+        self._expecting = True
+        """Nothing but white space has come since the start or the last call."""
 
     def push(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
@@ -131,34 +143,38 @@ class HermesSplitter:
     def finish(self) -> list[Piece]:
         held, self._held = self._held, ""
         if self._reader is not None and not self._reader.said:
-            held = OPEN + self._reader.text
+            held = self._opening + self._reader.text
         elif self._closing or (self._calls.count and not held.strip()):
             held = ""
         return [Piece(held)] if held else []
 
     def _read_content(self) -> list[Piece]:
-        if self._after_tag:
+        if self._expecting and self._calls.count:
             self._held = self._held.lstrip()
         content, tag, rest = self._held.partition(OPEN)
-        if tag:
-            self._reader, self._held = self._calls.reader(), rest
+        if self._expecting and self._held.lstrip().startswith("{"):
+            rest = self._held.lstrip()
+            self._opening = self._held[: len(self._held) - len(rest)]
+            self._reader, self._held, content = self._calls.reader(), rest, ""
+        elif tag:
+            self._reader, self._held, self._opening = self._calls.reader(), rest, OPEN
             content = content.rstrip()
         else:
             content = content[: len(content) - overlap(content, OPEN)].rstrip()
             self._held = self._held[len(content) :]
         if not content:
             return []
-        self._after_tag = False
+        self._expecting = False
         return [Piece(content)]
 
     def _read_call(self, reader: CallReader) -> list[Piece]:
         parts, self._held = reader.push(self._held)
         pieces = self._calls.shown(parts)
         if reader.broken and not reader.said:
-            self._reader = None
-            return [Piece(OPEN + reader.text)]
+            self._reader, self._expecting = None, False
+            return [Piece(self._opening + reader.text)]
         if reader.broken or reader.done:
-            self._reader, self._closing, self._after_tag = None, True, True
+            self._reader, self._closing, self._expecting = None, True, True
             self._calls.count += 1
         return pieces
 
