@@ -1,11 +1,28 @@
 """One step's work as tensors: the flat token batch every model and backend takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
 
 BLOCK_TOKENS = 16
 """Tokens of KV in one block, the unit of paging, hashing and reuse."""
+
+
+def moved(record: "Record", device: torch.device) -> "Record":
+    """The dataclass with its own tensors on `device`; itself when it is the CPU, where all are made."""
+    if device.type == "cpu":
+        return record
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(record, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
 @dataclass(frozen=True, slots=True)

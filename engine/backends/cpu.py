@@ -16,6 +16,7 @@ from engine.backends.attention import AttentionPlan
 from engine.backends.base import Activation, Embedding, Linear
 from engine.backends.linear import BFloat16Linear, Float32Linear, Int8Linear
 from engine.batch import FlatBatch
+from engine.sampling import choose
 
 LinearKind = Callable[[Tensor, Tensor | None], Linear]
 LINEARS: dict[str, LinearKind] = {"float32": Float32Linear, "bfloat16": BFloat16Linear, "int8": Int8Linear}
@@ -29,12 +30,17 @@ def _root(number: float) -> Tensor:
 class CpuBackend:
     """`dtype`: a key of LINEARS. Keys and values are float32 with float32, else bfloat16."""
 
+    device = torch.device("cpu")
+
     def __init__(self, dtype: str) -> None:
         self._linear = LINEARS[dtype]
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self._linear(weight, bias)
+
+    def head(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return self.linear(weight, bias)
 
     def embedding(self, table: Tensor, head: Linear | None) -> Embedding:
         stored = table.to(self.kv_dtype)
@@ -78,3 +84,8 @@ class CpuBackend:
         softcap: float | None = None,
     ) -> Tensor:
         return plan.attend(queries, pool, scale, window, softcap)
+
+    def choose(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor:
+        return choose(logits, temperature, top_k, top_p, min_p, uniform)

@@ -1,0 +1,8 @@
+"""Triton kernels, one a file, each with the function that launches it. The same source runs on NVIDIA and AMD.
+
+Constants of a launch are in capitals. Under TRITON_INTERPRET=1 (set before triton is imported) they run on CPU tensors.
+"""
+
+import triton
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
