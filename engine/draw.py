@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.generation import Generation
 from engine.logits import Grammar, TokenRules, apply_grammars, apply_rules
 from engine.logprobs import TokenScore, score
-from engine.sampling import one_thread, sample
+from engine.sampling import Choose, choose, one_thread, sample
 from engine.sampling_params import SamplingParams
 
 ROWS = 32
@@ -25,26 +25,30 @@ class Row(NamedTuple):
     grammar: Grammar | None = None
 
 
-def draw(logits: Tensor, generations: Sequence[Generation]) -> list[tuple[int, TokenScore | None]]:
+def draw(
+    logits: Tensor, generations: Sequence[Generation], choose: Choose = choose
+) -> list[tuple[int, TokenScore | None]]:
     """The next token of each generation, from its row of `logits` [L, V], which are overwritten."""
-    return draw_rows(logits, [Row(g.params, g.seed, len(g.sequence.tokens), g.rules, g.grammar) for g in generations])
+    rows = [Row(g.params, g.seed, len(g.sequence.tokens), g.rules, g.grammar) for g in generations]
+    return draw_rows(logits, rows, choose)
 
 
-def draw_rows(logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenScore | None]]:
+def draw_rows(logits: Tensor, rows: Sequence[Row], choose: Choose = choose) -> list[tuple[int, TokenScore | None]]:
     """One token per row of `logits` [L, V], which are overwritten. A row's token depends on its own row alone."""
     drawn: list[tuple[int, TokenScore | None]] = []
     with one_thread():
         for start in range(0, len(rows), ROWS):
-            drawn += _draw(logits[start : start + ROWS], rows[start : start + ROWS])
+            drawn += _draw(logits[start : start + ROWS], rows[start : start + ROWS], choose)
     return drawn
 
 
-def _draw(logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenScore | None]]:
+def _draw(logits: Tensor, rows: Sequence[Row], choose: Choose) -> list[tuple[int, TokenScore | None]]:
     scored = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     own = logits[scored] if scored else None  # a copy: the model's own distribution, before what follows
     apply_rules(logits, [(i, row.rules) for i, row in enumerate(rows) if row.rules is not None])
     apply_grammars(logits, [(i, row.grammar) for i, row in enumerate(rows) if row.grammar is not None])
-    tokens = sample(logits, [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows])
+    params, seeds, positions = ([getattr(row, name) for row in rows] for name in ("params", "seed", "position"))
+    tokens = sample(logits, params, seeds, positions, choose)
     scores: list[TokenScore | None] = [None] * len(tokens)
     if own is not None:
         tops = [rows[i].params.logprobs or 0 for i in scored]

@@ -40,6 +40,9 @@ class Runner(Protocol):
     def allocate(self, num_blocks: int) -> None: ...
     def forward(self, batch: FlatBatch) -> Tensor: ...
     def hidden(self, batch: FlatBatch) -> Tensor: ...
+    def choose(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor: ...
     @property
     def batch_invariant(self) -> bool: ...
 
@@ -170,7 +173,7 @@ class HostedModel:
             logits = logits[last - first :]
         else:
             logits = self.runner.forward(batch)
-        drawn = draw(logits, sampling)
+        drawn = draw(logits, sampling, self.runner.choose)
         return [(generation, token, score) for generation, (token, score) in zip(sampling, drawn, strict=True)]
 
     def _end_readers(self, chunks: list[Chunk]) -> list[Event]:

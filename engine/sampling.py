@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,34 +51,12 @@ def choice_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"choice").digest(), "little")
 
 
-def sample(
-    logits: Tensor, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
-) -> list[int]:
-    """One token per row.
+class Choose(Protocol):
+    """What `choose` below does, or a backend's own way to do it."""
 
-    `logits` [L, V] float32; `params`, `seeds` and `positions` have L entries: the request's own seed (draw a random
-    one once when it has none) and the place that the new token takes in its sequence. A row's token depends on its own
-    logits and entries only, not on its neighbours.
-    """
-    if all(param.temperature == 0 for param in params):
-        return _argmax(logits).tolist()
-    size, device = logits.shape[1], logits.device
-    tokens: list[int] = choose(
-        logits,
-        torch.tensor([param.temperature for param in params], dtype=torch.float32, device=device),
-        torch.tensor([min(param.top_k, size) if param.top_k > 0 else size for param in params], device=device),
-        torch.tensor([param.top_p for param in params], dtype=torch.float32, device=device),
-        torch.tensor([param.min_p for param in params], dtype=torch.float32, device=device),
-        torch.tensor(
-            [
-                uniform(*key) if param.temperature > 0 else 0.0
-                for *key, param in zip(seeds, positions, params, strict=True)
-            ],
-            dtype=torch.float32,
-            device=device,
-        ),
-    ).tolist()
-    return tokens
+    def __call__(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor: ...
 
 
 def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
@@ -99,6 +78,40 @@ def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
             tokens = pick(own, heat, top_k[part], top_p[part], min_p[part], uniform[part])
             chosen[part] = torch.where(own.gather(1, chosen[part].unsqueeze(1)).squeeze(1) > -math.inf, tokens, 0)
     return chosen
+
+
+def sample(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    pick: Choose = choose,
+) -> list[int]:
+    """One token per row, by `choose` or a backend's own way to do it.
+
+    `logits` [L, V] float32; `params`, `seeds` and `positions` have L entries: the request's own seed (draw a random
+    one once when it has none) and the place that the new token takes in its sequence. A row's token depends on its own
+    logits and entries only, not on its neighbours.
+    """
+    if all(param.temperature == 0 for param in params):
+        return _argmax(logits).tolist()
+    size, device = logits.shape[1], logits.device
+    tokens: list[int] = pick(
+        logits,
+        torch.tensor([param.temperature for param in params], dtype=torch.float32, device=device),
+        torch.tensor([min(param.top_k, size) if param.top_k > 0 else size for param in params], device=device),
+        torch.tensor([param.top_p for param in params], dtype=torch.float32, device=device),
+        torch.tensor([param.min_p for param in params], dtype=torch.float32, device=device),
+        torch.tensor(
+            [
+                uniform(*key) if param.temperature > 0 else 0.0
+                for *key, param in zip(seeds, positions, params, strict=True)
+            ],
+            dtype=torch.float32,
+            device=device,
+        ),
+    ).tolist()
+    return tokens
 
 
 def _argmax(logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ block, a skipped or repeated position: each changes the text.
 import torch
 
 from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
+from engine.sampling import choose
 
 VOCAB = 97
 MASK = (1 << 61) - 1
@@ -26,6 +27,7 @@ class FakeRunner:
 
     block_bytes = 8 * BLOCK_TOKENS
     batch_invariant = True
+    choose = staticmethod(choose)
 
     def __init__(self, max_context: int = 512, vocabulary: int = VOCAB) -> None:
         self.config = ModelConfig(

@@ -18,6 +18,7 @@ def generation(
     tokens = model.tokenizer.encode(prompt, add_special=True)
     params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})
     sequence = Sequence("id", tenant.encode(), tokens, len(tokens), len(tokens) + count, time.monotonic())
+    sequence.reuse = params.prompt_logprobs is None
     return Generation(sequence, params, Detokenizer(model.tokenizer, params.stop), streaming, params.seed or 0)
 
 
