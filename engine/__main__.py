@@ -21,6 +21,11 @@ class DTypeName(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
+    INT4 = "int4"
+
+
+class KvTypeName(StrEnum):
+    INT8 = "int8"
 
 
 @app.command()
@@ -30,7 +35,11 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
     dtype: Annotated[
         DTypeName | None,
-        typer.Option(help="What linear layers compute in. Default: int8 where the CPU has VNNI or AMX, else bfloat16."),
+        typer.Option(help="What weights are kept in. Default: int8 where the CPU has VNNI or AMX, else bfloat16."),
+    ] = None,
+    kv_dtype: Annotated[
+        KvTypeName | None,
+        typer.Option(help="int8 holds twice the tokens in the KV cache. Default: bfloat16, or float32 with float32."),
     ] = None,
     kv_memory: Annotated[
         str | None,
@@ -66,7 +75,16 @@ def serve(
     except OSError as error:
         _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port.")
     chosen = default_dtype() if dtype is None else dtype.value
-    problem = run(ServeOptions(found, chosen, memory, threads, max_batch_tokens, tenant_cache_floor), listener)
+    options = ServeOptions(
+        models=found,
+        dtype=chosen,
+        kv_dtype=None if kv_dtype is None else "int8",
+        kv_memory=memory,
+        threads=threads,
+        max_batch_tokens=max_batch_tokens,
+        tenant_floor=tenant_cache_floor,
+    )
+    problem = run(options, listener)
     if problem is not None:
         _fail(problem)
 

@@ -18,7 +18,7 @@ from engine.front import Front
 from engine.hosted import HostedModel
 from engine.loader import ModelFileError
 from engine.memory import blocks_that_fit, resident_memory, show_size
-from engine.runner import DType, load
+from engine.runner import DType, KvType, load
 from engine.sampling_peak import sampling_peak
 from engine.scheduler import MAX_RUNNING
 from engine.server import create_app
@@ -34,6 +34,7 @@ GRACE = 5
 class ServeOptions:
     models: dict[str, Path]
     dtype: DType
+    kv_dtype: KvType | None
     kv_memory: int | None
     """Bytes for the KV of all models together; None takes a share of what is free."""
     threads: int | None
@@ -58,7 +59,7 @@ def bind(host: str, port: int) -> socket.socket:
 def load_models(options: ServeOptions) -> list[HostedModel]:
     """Load every model and share the KV memory out among them. Raises ModelFileError, TokenizerError or ValueError."""
     loaded = {
-        name: (load(path, options.dtype, options.threads), load_tokenizer(path))
+        name: (load(path, options.dtype, options.threads, kv=options.kv_dtype), load_tokenizer(path))
         for name, path in options.models.items()
     }
     rows = min(MAX_RUNNING, options.max_batch_tokens)
@@ -76,21 +77,22 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
     lines = [f"Farthing engine at {address}/v1"]
     for model in models:
         config, pool = model.runner.config, model.blocks.num_blocks * model.runner.block_bytes
-        lines.append(
-            f"  model    {model.name}: {config.architecture}, {config.num_layers} layers, {options.dtype}, context "
-            f"{model.max_context:,} tokens; KV cache {model.blocks.num_blocks:,} blocks of {BLOCK_TOKENS} tokens = "
-            f"{model.pool_tokens:,} tokens, {show_size(pool)}"
-        )
-    lines.append(
-        f"  memory   {show_size(resident_memory())} with the weights; the KV cache takes its share as it fills"
-    )
-    lines.append(f"  threads  {torch.get_num_threads()}")
-    requests = len(models[0].scheduler.table)
-    lines += [f"  cost     {model.name}: {model.cost}" for model in models]
+        lines += [
+            f"  model    {model.name}: {config.architecture}, {config.num_layers} layers, {options.dtype} weights, "
+            f"context {model.max_context:,} tokens",
+            f"  blocks   {model.blocks.num_blocks:,} of {BLOCK_TOKENS} tokens = {model.pool_tokens:,} tokens of KV "
+            f"cache in {options.kv_dtype or ('float32' if options.dtype == 'float32' else 'bfloat16')}, {show_size(pool)}",
+            f"  cost     {model.cost}",
+        ]
     sampling = show_size(max(model.sampling_peak for model in models))
     lines.append(
-        f"  batch    up to {options.max_batch_tokens} tokens and {requests} requests a step, whose sampling takes at "
-        f"most {sampling}"
+        f"  memory   {show_size(resident_memory())} now; the KV cache takes its share as it fills, sampling at most "
+        f"{sampling}"
+    )
+    requests = len(models[0].scheduler.table)
+    lines.append(
+        f"  threads  {torch.get_num_threads()}; a step computes up to {options.max_batch_tokens} tokens of {requests} "
+        "requests"
     )
     return "\n".join(lines)
 

@@ -1,12 +1,14 @@
 // One step of a decoder in one call: a flat batch of tokens in, logits out (engine/models/decoder.py is the same op by
 // op, and the reference in the tests).
 //
-// Plain C structs over raw pointers, called through ctypes: no torch headers, so it compiles in seconds. One parallel
-// region a step; every phase below is shared out among its threads and ends at a barrier. OpenMP's runtime is the one
-// that torch has loaded already, so both share one pool of threads.
+// Plain C structs over raw pointers, called through ctypes: no torch headers, so it compiles in seconds.
+
+#include <memory>
+#include <mutex>
 
 #include "attention.h"
 #include "matrix.h"
+#include "pool.h"
 
 namespace farthing {
 
@@ -93,18 +95,20 @@ inline void rms_norm(const float* x, const float* weight, int64_t size, float ep
 struct Run {
     const Decoder& d;
     const Step& step;
+    Pool& pool;
     Buffers b;
     std::vector<Unit> units;
 
-    Run(const Decoder& decoder, const Step& step) : d(decoder), step(step), b(decoder, step.tokens, step.scratch) {
+    Run(const Decoder& decoder, const Step& step, Pool& pool)
+        : d(decoder), step(step), pool(pool), b(decoder, step.tokens, step.scratch) {
         const int64_t most = std::max<int64_t>(1, UNIT_ROWS / (d.heads / d.kv.kv_heads));
         for (int64_t s = 0; s < step.sequences; s++)
             for (int64_t row = step.query_starts[s]; row < step.query_starts[s + 1]; row += most)
                 units.push_back({step.tables + s * step.table_stride, row, step.positions[row],
                                  std::min<int64_t>(most, step.query_starts[s + 1] - row)});
-        // Longest first: the threads then end together.
+        // The pool begins with the last piece: with the longest there, the threads end together.
         std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) {
-            return a.count * a.first_position > b.count * b.first_position;
+            return a.count * a.first_position < b.count * b.first_position;
         });
     }
 
@@ -135,8 +139,7 @@ struct Run {
     }
 
     void multiply(const Matrix& w, int64_t rows, float* out, int64_t stride, Into into) {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t tile = 0; tile < w.rows / TILE; tile++) product_tile(w, tile, b.activations, rows, out, stride, into);
+        pool.each(w.rows / TILE, [&](int64_t tile) { product_tile(w, tile, b.activations, rows, out, stride, into); });
     }
 
     // Norms, rotation, and the row's keys and values into the pool.
@@ -161,73 +164,69 @@ struct Run {
                         mixed + (keys_end + head) * dim);
     }
 
-    void attend_all(const Layer& layer, Workspace& work) {
+    void attend_all(const Layer& layer) {
         const int64_t group = d.heads / d.kv.kv_heads;
         const Attention a{d.kv, group, b.mixed_stride, b.attended_stride, d.scale, d.attention_softcap, layer.window};
-        const int64_t count = static_cast<int64_t>(units.size());
-#pragma omp for collapse(2) schedule(dynamic, 1)
-        for (int64_t u = 0; u < count; u++)
-            for (int64_t head = 0; head < d.kv.kv_heads; head++)
-                attend(a, units[u], head, b.mixed + head * group * d.kv.dim, layer.pool, work,
-                       b.attended + head * group * d.kv.dim);
+        pool.run(static_cast<int64_t>(units.size()) * d.kv.kv_heads, [&](int64_t i) {
+            static thread_local Workspace work;
+            const int64_t head = i % d.kv.kv_heads, first = head * group * d.kv.dim;
+            attend(a, units[i / d.kv.kv_heads], head, b.mixed + first, layer.pool, work, b.attended + first);
+        });
     }
 
     // Multiply into the residual stream, through a norm where the family has one there.
     void add(const Matrix& w, const float* norm, int64_t rows) {
         if (!norm) return multiply(w, rows, b.x, b.x_stride, Into::ADD);
         multiply(w, rows, b.delta, b.x_stride, Into::STORE);
-#pragma omp for
-        for (int64_t row = 0; row < rows; row++) {
+        pool.each(rows, [&](int64_t row) {
             float* delta = b.delta + row * b.x_stride;
             float* x = b.x + row * b.x_stride;
             rms_norm(delta, norm, d.hidden, d.eps, delta);
             for (int64_t i = 0; i < d.hidden; i++) x[i] += delta[i];
-        }
+        });
     }
 
-    void run_layer(const Layer& layer, Workspace& work) {
+    void run_layer(const Layer& layer) {
         const int64_t rows = step.tokens;
-#pragma omp for
-        for (int64_t row = 0; row < rows; row++) norm_to_activations(row, row, layer.attn_norm);
+        pool.each(rows, [&](int64_t row) { norm_to_activations(row, row, layer.attn_norm); });
         multiply(layer.qkv, rows, b.mixed, b.mixed_stride, Into::STORE);
-#pragma omp for
-        for (int64_t row = 0; row < rows; row++) place(layer, row);
-        attend_all(layer, work);
-#pragma omp for
-        for (int64_t row = 0; row < rows; row++)
+        pool.each(rows, [&](int64_t row) { place(layer, row); });
+        attend_all(layer);
+        pool.each(rows, [&](int64_t row) {
             quantise_row(b.attended + row * b.attended_stride, b.attended_stride, row, b.activations);
+        });
         add(layer.output, layer.output_norm, rows);
-#pragma omp for
-        for (int64_t row = 0; row < rows; row++) norm_to_activations(row, row, layer.ffn_norm);
+        pool.each(rows, [&](int64_t row) { norm_to_activations(row, row, layer.ffn_norm); });
         multiply(layer.gate_up, rows, b.gated, b.gated_stride, d.gelu ? Into::GELU_GATE : Into::SILU_GATE);
-#pragma omp for
-        for (int64_t row = 0; row < rows; row++)
+        pool.each(rows, [&](int64_t row) {
             quantise_row(b.gated + row * b.gated_stride, b.gated_stride, row, b.activations);
+        });
         add(layer.down, layer.down_norm, rows);
     }
 
+    void cap(float* row) {
+        const __m512 cap = _mm512_set1_ps(d.logit_softcap);
+        for (int64_t v = 0; v < d.head.rows; v += 16)
+            _mm512_storeu_ps(row + v, _mm512_mul_ps(tanh(_mm512_div_ps(_mm512_loadu_ps(row + v), cap)), cap));
+    }
+
     void finish() {
-        if (step.hidden) {
-#pragma omp for
-            for (int64_t row = 0; row < step.tokens; row++)
+        if (step.hidden)
+            pool.each(step.tokens, [&](int64_t row) {
                 rms_norm(b.x + row * b.x_stride, d.norm, d.hidden, d.eps, step.hidden + row * d.hidden);
-        }
-        // As many rows of logits at a time as the activations have room for: every row may be wanted.
-#pragma omp for
-        for (int64_t i = 0; i < step.num_logits; i++) norm_to_activations(step.logits_rows[i], i, d.norm);
+            });
+        pool.each(step.num_logits, [&](int64_t i) { norm_to_activations(step.logits_rows[i], i, d.norm); });
         multiply(d.head, step.num_logits, step.logits, d.head.rows, Into::STORE);
-        if (d.logit_softcap > 0) {
-            const __m512 cap = _mm512_set1_ps(d.logit_softcap);
-#pragma omp for
-            for (int64_t i = 0; i < step.num_logits; i++) {
-                float* row = step.logits + i * d.head.rows;
-                for (int64_t v = 0; v < d.vocabulary; v += 16) {
-                    const __mmask16 some = static_cast<__mmask16>(d.vocabulary - v >= 16 ? 0xffff : (1 << (d.vocabulary - v)) - 1);
-                    const __m512 bent = tanh(_mm512_div_ps(_mm512_maskz_loadu_ps(some, row + v), cap));
-                    _mm512_mask_storeu_ps(row + v, some, _mm512_mul_ps(bent, cap));
-                }
-            }
-        }
+        if (d.logit_softcap > 0)
+            pool.each(step.num_logits, [&](int64_t i) { cap(step.logits + i * d.head.rows); });
+    }
+
+    void all() {
+        pool.open();
+        pool.each(step.tokens, [&](int64_t row) { embed(row); });
+        for (int64_t i = 0; i < d.num_layers; i++) run_layer(d.layers[i]);
+        finish();
+        pool.close();
     }
 };
 
@@ -242,15 +241,15 @@ int64_t scratch_bytes(const farthing::Decoder* decoder, int64_t tokens) {
     return farthing::Buffers(*decoder, tokens, nullptr).bytes;
 }
 
-void run_step(const farthing::Decoder* decoder, const farthing::Step* step) {
-    farthing::Run run(*decoder, *step);
-#pragma omp parallel
-    {
-        static thread_local farthing::Workspace work;
-#pragma omp for
-        for (int64_t row = 0; row < step->tokens; row++) run.embed(row);
-        for (int64_t i = 0; i < decoder->num_layers; i++) run.run_layer(decoder->layers[i], work);
-        run.finish();
+void run_step(const farthing::Decoder* decoder, const farthing::Step* step, int64_t threads) {
+    static std::mutex one_at_a_time;
+    static std::unique_ptr<farthing::Pool> pool;
+    static int64_t size = 0;
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
+    if (!pool || size != threads) {
+        pool = std::make_unique<farthing::Pool>(static_cast<int>(threads));
+        size = threads;
     }
+    farthing::Run(*decoder, *step, *pool).all();
 }
 }

@@ -71,12 +71,13 @@ class NativeRunner:
         self._address = ctypes.addressof(self._native.struct)
         self._scratch_bytes, self._step = library.scratch_bytes, library.run_step
         self._scratch_bytes.argtypes, self._scratch_bytes.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
-        self._step.argtypes, self._step.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+        self._step.argtypes, self._step.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
         library.kv_block_bytes.argtypes, library.kv_block_bytes.restype = [ctypes.c_void_p], ctypes.c_int64
         self._layer_block_bytes: int = library.kv_block_bytes(self._address)
         self._vocabulary = self._native.struct.head.rows
         self._pools: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = []
         self._scratch = _aligned(0)
+        self._threads = torch.get_num_threads()
 
     @property
     def block_bytes(self) -> int:
@@ -131,7 +132,7 @@ class NativeRunner:
             hidden=0 if states is None else states.data_ptr(),
             scratch=self._scratch.ctypes.data,
         )
-        self._step(self._address, ctypes.addressof(step))
+        self._step(self._address, ctypes.addressof(step), self._threads)
 
 
 def open_runner(source: Path, bits: int, library: ctypes.CDLL, *, kv_int8: bool = False) -> NativeRunner:
