@@ -68,7 +68,7 @@ def create_app(front: Front) -> Litestar:
 async def chat_completions(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
     body = decode(await _read_body(request), ChatRequest)
     model = front.model(body.model)
-    tools = tools_of(body)
+    tools = await asyncio.to_thread(tools_of, body)
     prompt = await _render(model, body, body.messages, tools)
     return await _generate(request, front, model, body, prompt, "chat", tools)
 
@@ -92,7 +92,7 @@ async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Respo
     if isinstance(body.messages, list) == isinstance(body.prompt, str):
         raise bad_request("Give either messages or prompt.", "prompt")
     if isinstance(body.messages, list):
-        tokens = await _render(model, body, body.messages, tools_of(body))
+        tokens = await _render(model, body, body.messages, await asyncio.to_thread(tools_of, body))
     else:
         assert isinstance(body.prompt, str)
         for name in ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"):

@@ -127,6 +127,18 @@ def test_there_is_exactly_one_bos(template: str) -> None:
     assert ids[0] == tokenizer.bos_id and ids.count(ids[0]) == 1
 
 
+@pytest.mark.parametrize("template", ["{{ bos_token }}" + CHATML, CHATML])
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_a_chat_and_the_same_prompt_written_by_hand_start_alike(template: str, add_bos: bool) -> None:
+    tokenizer = tiny(template, add_bos=add_bos)
+    by_hand = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    if "bos_token" in template:
+        by_hand = f"<s>{by_hand}"
+    ids = render(tokenizer, user("hi"))
+    assert ids == tokenizer.encode(by_hand, add_special=True)
+    assert ids.count(tokenizer.bos_id) == (add_bos or "bos_token" in template)
+
+
 def test_a_model_that_wants_no_bos_gets_none() -> None:
     tokenizer = tiny()
     assert tokenizer.bos_id not in render(tokenizer, user("hi"))
@@ -155,6 +167,32 @@ def test_templates_have_the_functions_they_are_written_for() -> None:
     )
     rendered = text(tokenizer, render(tokenizer, user("hi")))
     assert rendered[:2] == "20" and rendered[4:] == ' {"b": "<é>", "a": 1} g1 no tools'
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"title": "<s>"}}}
+
+
+def test_tools_are_shown_to_templates_that_know_them_without_control_tokens() -> None:
+    tokenizer = tiny("{% for tool in tools %}{{ tool | tojson }}{% endfor %}")
+    assert json.loads(text(tokenizer, render(tokenizer, user("hi"), tools=[TOOL]))) == TOOL
+    with pytest.raises(ChatError, match="no place for tools") as error:
+        render(tiny(), user("hi"), tools=[TOOL])
+    assert error.value.param == "tools"
+    deep = {**TOOL, "function": {"name": "f", "parameters": {"enum": nested(900)}}}
+    with pytest.raises(ChatError, match="levels deep"):
+        render(tokenizer, user("hi"), tools=[deep])
+
+
+def test_options_are_the_ones_that_the_template_looks_at() -> None:
+    tokenizer = tiny(
+        "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{{ style }}{{ bos_token }}{{ tools }}"
+    )
+    rendered = render(tokenizer, user("hi"), options={"enable_thinking": False, "style": "<eos>"})
+    assert text(tokenizer, rendered) == "False<eos>⟦<s>⟧None"
+    for name in ("thinking", "messages", "bos_token", "tools", "strftime_now", "add_generation_prompt"):
+        with pytest.raises(ChatError, match="it has enable_thinking, style") as error:
+            render(tokenizer, user("hi"), options={name: 1})
+        assert error.value.param == f"chat_template_kwargs.{name}"
 
 
 @pytest.mark.parametrize(
