@@ -23,7 +23,8 @@ CONTEXT = 512
 REPEATS = 3
 PATIENCE = 1.5
 """Seconds after which no step is repeated: the fastest of the runs so far counts."""
-LEAST = 1e-9
+LEAST_SHARE = 0.1
+"""Of a prefill step's time that goes to its rows whatever the other steps say."""
 
 
 class Runner(Protocol):
@@ -88,7 +89,7 @@ def measure(runner: Runner, num_blocks: int, max_batch_tokens: int) -> CostModel
     seconds = [float("inf")] * len(steps)
     for repeat in range(REPEATS):
         for i, step in enumerate(steps):
-            if repeat <= 1 or time.perf_counter() - started < PATIENCE:
+            if repeat == 0 or time.perf_counter() - started < PATIENCE:
                 before = time.perf_counter()
                 runner.forward(step)
                 seconds[i] = min(seconds[i], time.perf_counter() - before)
@@ -96,8 +97,9 @@ def measure(runner: Runner, num_blocks: int, max_batch_tokens: int) -> CostModel
     prefill_context = max(0.0, prompt_late - prompt) / (rows * late)
     decode_context = max(0.0, decode_late - decode) / (batch * late)
     row = max(0.0, decode - single) / (batch - 1)
-    fixed = max(0.0, single - row)
-    prefill_row = max(LEAST, (prompt - fixed) / rows - prefill_context * (rows + 1) / 2)
+    # Another process can hold up any one of the steps: no difference of two may make a row cost next to nothing.
+    fixed = min(max(0.0, single - row), (1 - LEAST_SHARE) * prompt)
+    prefill_row = max(LEAST_SHARE * prompt / rows, (prompt - fixed) / rows - prefill_context * (rows + 1) / 2)
     # Where both are in one batch they are rows of the same matrix products, however little one more decode costs alone.
     return CostModel(fixed, prefill_row, prefill_context, max(row, prefill_row), decode_context)
 

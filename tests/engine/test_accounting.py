@@ -52,6 +52,25 @@ def test_measuring_finds_what_a_machine_costs(monkeypatch, blocks: int, budget: 
     assert found.decode_weight == pytest.approx(truth.decode(512, 513) / truth.prefill(512, 513), rel=0.05)
 
 
+@pytest.mark.parametrize("held_up", range(5))
+def test_a_step_that_was_held_up_makes_no_token_free(monkeypatch, held_up: int) -> None:
+    truth = CostModel(step=0.02, prefill_row=0.0005, prefill_context=2e-7, decode_row=0.001, decode_context=1e-6)
+    runner = Timed(truth)
+    runner.allocate(128)
+    monkeypatch.setattr("engine.cost.time.perf_counter", lambda: runner.now)
+    monkeypatch.setattr("engine.cost.PATIENCE", 0.0)
+    forward, calls = runner.forward, itertools.count()
+
+    def late(batch: FlatBatch) -> torch.Tensor:
+        runner.now += 5.0 if next(calls) == held_up else 0.0
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "forward", late)
+    found = measure(runner, 128, 512)
+    assert min(found.prefill(0, 1), found.decode(1, 2)) > truth.prefill_row / 10
+    assert 1 <= found.decode_weight <= 8
+
+
 def test_a_real_measurement_is_usable_on_the_smallest_pool() -> None:
     runner = FakeRunner(max_context=16)
     runner.allocate(1)
