@@ -164,7 +164,7 @@ class Front:
         """Start computing one vector for each text; raises ApiError as `submit` does."""
         generations = []
         for index, tokens in enumerate(texts):
-            check_prompt(model, tokens)
+            check_prompt(model, tokens, "input")
             sequence = _sequence(id, tenant, tokens, len(tokens), priority)
             sequence.reserves_all, sequence.reuse = True, False
             detokenizer = Detokenizer(model.tokenizer)

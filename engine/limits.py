@@ -9,8 +9,8 @@ from engine.layout import blocks_for
 from engine.tokenizer import SPACE, Tokenizer
 
 
-def check_prompt(model: HostedModel, prompt: list[int]) -> None:
-    """Raise ApiError (400) for a prompt that this model can never answer."""
+def check_prompt(model: HostedModel, prompt: list[int], param: str = "prompt") -> None:
+    """Raise ApiError (400) for a prompt, given as `param`, that this model can never answer."""
     if not prompt:
         raise ApiError(400, "The prompt is empty: give it at least one token.", param="prompt", code="empty_prompt")
     _check_length(model, len(prompt))
@@ -18,8 +18,8 @@ def check_prompt(model: HostedModel, prompt: list[int]) -> None:
     if (highest := max(prompt)) >= vocabulary:
         raise ApiError(
             400,
-            f"The prompt has the token id {highest}, but {model.name} knows only ids below {vocabulary}.",
-            param="prompt",
+            f"The {param} has the token id {highest}, but {model.name} knows only ids below {vocabulary}.",
+            param=param,
             code="invalid_token_id",
         )
 

@@ -90,7 +90,7 @@ def test_pooling_begins_anew_after_a_preemption() -> None:
         ({"input": ["a", ""]}, "input[1]"),
         ({"input": [[1], "a", 2]}, "input[2]"),
         ({"input": [1, -2]}, "input[0]"),
-        ({"input": [1, 97]}, "prompt"),
+        ({"input": [1, 97]}, "input"),
         ({"input": "x", "dimensions": 9}, "dimensions"),
         ({"input": "x", "dimensions": 0}, "dimensions"),
         ({"input": "x", "pooling": "max"}, "pooling"),

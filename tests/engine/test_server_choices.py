@@ -2,6 +2,8 @@
 
 import json
 import math
+import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -257,3 +259,26 @@ def test_a_request_of_many_choices_that_fails_ends_as_one(http: httpx.Client, mo
     reply = http.post("/v1/completions", json={**GREEDY, "prompt": "x" * 40, "n": 4, "max_tokens": 5})
     assert reply.status_code == 500 and reply.json()["error"]["code"] == "engine_error"
     assert complete(http, "x").status_code == 200
+
+
+def test_a_lower_priority_number_runs_first(monkeypatch) -> None:
+    model = fake_model(num_blocks=8, budget=32)  # room for one of the requests below
+    forward = model.runner.forward
+    monkeypatch.setattr(model.runner, "forward", lambda batch: (time.sleep(0.005), forward(batch))[1])
+    done: list[int] = []
+
+    def ask(priority: int) -> None:
+        with httpx.Client(base_url=url, timeout=30) as http:
+            assert complete(http, f"{priority % 10}" * 60, 40, priority=priority).status_code == 200
+            done.append(priority)
+
+    with serving(model) as url:
+        threads = [threading.Thread(target=ask, args=(priority,)) for priority in (3, 9, 5, -1)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.03)
+        for thread in threads:
+            thread.join()
+        with httpx.Client(base_url=url) as http:
+            assert complete(http, "x", 1, priority="high").json()["error"]["param"] == "priority"
+    assert done == [-1, 3, 5, 9]
