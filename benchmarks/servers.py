@@ -1,6 +1,7 @@
 """A server under measurement: a process tree on a loopback port, how long it took to be ready, what memory it took."""
 
 import contextlib
+import http.client
 import os
 import re
 import signal
@@ -12,8 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import httpx
 
 START_SECONDS = 600.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -74,7 +73,7 @@ def start(system: System) -> Iterator[Running]:
             start_new_session=True,
         )
         try:
-            while not _healthy(url):
+            while not _healthy(port):
                 if child.poll() is not None or time.perf_counter() - began > START_SECONDS:
                     log.seek(0)
                     tail = log.read().decode(errors="replace")[-2000:]
@@ -86,11 +85,15 @@ def start(system: System) -> Iterator[Running]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _healthy(url: str) -> bool:
+def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
-        return httpx.get(url + "/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:
