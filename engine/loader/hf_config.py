@@ -48,8 +48,8 @@ max_length max_new_tokens max_sequence_length min_length num_beam_groups num_bea
 repetition_penalty sep_token_id suppress_tokens temperature tokenizer_class top_k top_p typical_p unk_token_id
 
 attention_dropout embd_pdrop hidden_dropout id2label initializer_range keys_to_ignore_at_inference label2id
-num_labels output_attentions output_hidden_states problem_type resid_pdrop return_dict router_aux_loss_coef
-task_specific_params torchscript use_cache use_return_dict
+model_max_length num_labels output_attentions output_hidden_states problem_type resid_pdrop return_dict
+router_aux_loss_coef seq_length task_specific_params torchscript use_cache use_return_dict
 
 chunk_size_feed_forward pretraining_tp
 """
@@ -124,6 +124,7 @@ def _llama(fields: Fields, config: ModelConfig, name: str) -> ModelSettings:
 
 def _biases(fields: Fields, name: str) -> frozenset[str]:
     if name == "Qwen2ForCausalLM":
+        fields.raw("attention_bias")  # always these, whatever it says
         return ATTENTION_INPUT
     if name == "MistralForCausalLM":
         return frozenset()
