@@ -12,7 +12,7 @@ from engine.errors import bad_request
 from engine.guided import Grammar, GrammarError
 from engine.logits import Grammar as Constraint
 from engine.pieces import PlainText, Splitter
-from engine.reasoning import CLOSE, OPEN, AfterThinking, ReasoningSplitter, ThinkingMeter, opened_by, thinks
+from engine.reasoning import CLOSE, OPEN, AfterThinking, ReasoningSplitter, ThinkingMeter, phase_after, thinks
 from engine.tokenizer import Tokenizer
 from engine.tools import formats
 from engine.tools.declared import ToolError, Tools, read_tools
@@ -57,8 +57,9 @@ async def answer_form(
         param, grammar = _with_tools(format, tools, tokenizer, param, grammar)
         splitter = partial(formats.splitter_of, format, tools)
         marks += formats.MARKS[format]
-    thinking = isinstance(request, ChatRequest) and thinks(tokenizer)
-    opened = thinking and opened_by(prompt, tokenizer.spell)
+    phase = phase_after(prompt, tokenizer.spell)
+    thinking = isinstance(request, ChatRequest) and thinks(tokenizer) and phase != "answering"
+    opened = phase == "thinking"
     if thinking:
         splitter = partial(_reasoning, splitter, opened)
         marks += [OPEN, CLOSE]

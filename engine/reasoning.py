@@ -5,6 +5,7 @@ White space around the thinking belongs to neither side.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,15 @@ def thinks(tokenizer: Tokenizer) -> bool:
     return CLOSE in (tokenizer.chat_template or "") or tokenizer.token_id(CLOSE) is not None
 
 
-def opened_by(prompt: Sequence[int], spell: Callable[[int], bytes]) -> bool:
-    """Whether a chat's prompt ends inside the thinking."""
-    return b"".join(map(spell, prompt[-16:])).rstrip().endswith(OPEN.encode())
+Phase = Literal["undecided", "thinking", "answering"]
+
+
+def phase_after(prompt: Sequence[int], spell: Callable[[int], bytes]) -> Phase:
+    """Where a chat's prompt leaves the model: inside the thinking, past it, or to decide for itself."""
+    end = b"".join(map(spell, prompt[-16:])).rstrip()
+    if end.endswith(CLOSE.encode()):
+        return "answering"
+    return "thinking" if end.endswith(OPEN.encode()) else "undecided"
 
 
 class ThinkingMeter:

@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import BLOCK_TOKENS, FlatBatch, ModelConfig
 from engine.hosted import HostedModel
+from engine.sampling import choose
 from engine.tokenizer import Tokenizer
 from tests.engine.byte_words import byte_tokenizer
 
@@ -23,6 +24,7 @@ class ParrotRunner:
 
     block_bytes = 8 * BLOCK_TOKENS
     batch_invariant = True
+    choose = staticmethod(choose)
 
     def __init__(self, tokenizer: Tokenizer, lead: int, max_context: int = 4096) -> None:
         """`lead`: tokens of the prompt after `<say>`, which open the answer."""

@@ -23,6 +23,7 @@ def base() -> Iterator[str]:
         parrot(added=["<tool_call>", "</tool_call>"]),
         parrot("thinker", THINKING, added=["<think>", "</think>"]),
         parrot("opened", OPENED, lead=2, added=["<think>", "</think>"]),
+        parrot("closed", THINKING + "<think></think>", lead=2, added=["<think>", "</think>"]),
         parrot("control", THINKING, control=["<tool_call>", "</tool_call>"]),
         parrot("plain", plain),
         parrot("odd", plain + "{{ tools }}"),
@@ -142,6 +143,13 @@ def test_thinking_that_the_prompt_opens_is_split_off_too(client: openai.OpenAI) 
     assert usage.completion_tokens_details.reasoning_tokens == len("Hm.\n") + 1
     answer, _ = ask(client, 'Hm.</think>{"x": 4}', "opened", response_format={"type": "json_object"})
     assert answer.message.content == '{"x": 4}' and answer.message.reasoning_content == "Hm."
+
+
+def test_a_prompt_that_closes_the_thinking_leaves_the_answer(client: openai.OpenAI) -> None:
+    answer, usage = ask(client, "<think>", "closed")
+    assert answer.message.content == "<think>" and usage.completion_tokens_details.reasoning_tokens == 0
+    answer, _ = ask(client, "<think>no</think>yes", "closed", extra_body={"guided_choice": ["<thin>"]})
+    assert answer.message.content == "<thin>"
 
 
 def test_the_account_tells_thinking_from_text(base: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine import guided
 from engine.pieces import PlainText
-from engine.reasoning import AfterThinking, ReasoningSplitter, ThinkingMeter, opened_by, thinks
+from engine.reasoning import AfterThinking, ReasoningSplitter, ThinkingMeter, phase_after, thinks
 from engine.tools.declared import read_tools
 from engine.tools.formats import splitter_of
 
@@ -105,12 +105,18 @@ def test_a_model_thinks_when_its_template_or_vocabulary_says_so() -> None:
     assert not thinks(byte_tokenizer("{{ messages }}"))
 
 
-def test_a_prompt_may_open_the_thinking() -> None:
-    for tokenizer in (TOKENS, CONTROL, PLAIN):
-        ids = [
-            tokenizer.encode(text, add_special=False) for text in ("a<think>\n", "a<think>\n\n</think>\n\n", "", "a")
-        ]
-        assert [opened_by(prompt, tokenizer.spell) for prompt in ids] == [True, False, False, False]
+@pytest.mark.parametrize("tokenizer", [TOKENS, CONTROL, PLAIN])
+@pytest.mark.parametrize(
+    ("prompt", "phase"),
+    [
+        ("a<think>\n", "thinking"),
+        ("a<think>\n\n</think>\n\n", "answering"),
+        ("", "undecided"),
+        ("<think>a", "undecided"),
+    ],
+)
+def test_a_prompt_may_open_or_close_the_thinking(tokenizer, prompt: str, phase: str) -> None:
+    assert phase_after(tokenizer.encode(prompt, add_special=False), tokenizer.spell) == phase
 
 
 def test_a_model_that_thinks_may_call_tools_after_it() -> None:
