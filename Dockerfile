@@ -1,12 +1,14 @@
+# The CPU's decoder, compiled where there is a compiler: the image itself needs none.
+FROM python:3.11 AS decoder
+COPY engine/native /native
+RUN if [ "$(uname -m)" = x86_64 ]; then python /native/compile.py; fi
+
 # One image for every part: `engine`, `gateway` and `migrate` are commands of it (see compose.yaml).
 FROM python:3.11-slim
 
 # Which build of PyTorch: left empty, pip's ordinary one, which on x86-64 runs on CPUs and NVIDIA GPUs and is large. For
 # a smaller CPU build or another CUDA version, give the address of PyTorch's own index for it: --build-arg TORCH_INDEX=…
 ARG TORCH_INDEX=
-
-# The engine compiles its CPU kernels for the machine it finds, at its first start.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home --uid 10001 farthing \
     && mkdir -p /var/lib/farthing /var/cache/farthing/models \
@@ -25,6 +27,7 @@ RUN pip install -r rest.txt
 
 COPY . .
 RUN pip install --no-deps .
+COPY --from=decoder /native/ /usr/local/lib/python3.11/site-packages/engine/native/
 
 USER farthing
 WORKDIR /var/lib/farthing

@@ -75,13 +75,14 @@ def load_models(options: ServeOptions) -> list[HostedModel]:
 def describe(options: ServeOptions, models: list[HostedModel], address: str) -> str:
     """What was decided, in a few lines."""
     lines = [f"Farthing engine at {address}/v1"]
+    plain_kv = "float32" if options.dtype == "float32" else "bfloat16"
     for model in models:
         config, pool = model.runner.config, model.blocks.num_blocks * model.runner.block_bytes
         lines += [
             f"  model    {model.name}: {config.architecture}, {config.num_layers} layers, {options.dtype} weights, "
             f"context {model.max_context:,} tokens",
             f"  blocks   {model.blocks.num_blocks:,} of {BLOCK_TOKENS} tokens = {model.pool_tokens:,} tokens of KV "
-            f"cache in {options.kv_dtype or ('float32' if options.dtype == 'float32' else 'bfloat16')}, {show_size(pool)}",
+            f"cache in {options.kv_dtype or plain_kv}, {show_size(pool)}",
             f"  cost     {model.cost}",
         ]
     sampling = show_size(max(model.sampling_peak for model in models))

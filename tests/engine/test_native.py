@@ -22,7 +22,7 @@ from engine.backends.base import Embedding, Linear
 from engine.backends.cpu import CpuBackend
 from engine.loader import open_checkpoint
 from engine.models import build
-from engine.native.compile import build
+from engine.native.compile import build as compile_decoder
 from engine.native.packing import Packed, interleave_halves, pack
 from engine.native.runner import NativeRunner, open_runner
 from engine.runner import ModelRunner, load
@@ -224,7 +224,7 @@ def test_the_compiler_that_is_missing_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"install g\+\+, or name one in CXX"):
-        build(tmp_path, bf16=False)
+        compile_decoder(tmp_path, bf16=False)
 
 
 def test_sizes_that_do_not_fit_the_decoder_run_op_by_op(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
