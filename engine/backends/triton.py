@@ -50,6 +50,8 @@ class TritonBackend:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         if device.type == "cpu" and not kernels.INTERPRETED:
             raise ValueError("Triton kernels run on the CPU with TRITON_INTERPRET=1 only: use the CPU backend")
+        if device.index:
+            raise ValueError("A process computes on its first device: choose that with CUDA_VISIBLE_DEVICES")
         self.kv_dtype, self.device = dtype, device
         cuda = device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1

@@ -85,14 +85,14 @@ def kept_weights(row, size, start, last, ties, ties_before, min_p, best, heat, B
 
 
 @triton.jit
-def choose_kernel(logits, temperature, top_k, top_p, min_p, uniform, out, size, BLOCK: tl.constexpr):
-    """Grid (L): a program draws one row's token. logits [L, size] float32 contiguous, the others [L].
+def choose_kernel(logits, temperature, top_k, top_p, min_p, uniform, out, stride, size, BLOCK: tl.constexpr):
+    """Grid (L): a program draws one row's token. logits [L, size] float32 have `stride` elements between rows, the others [L].
 
     Bytes: the row from memory once, 4 * size; then from the cache about 20 times for each of top-k and top-p, and twice
     for the draw. With temperature 0, once in all.
     """
     index = tl.program_id(0)
-    row = logits + index.to(tl.int64) * size
+    row = logits + index.to(tl.int64) * stride
     heat = tl.load(temperature + index)
     best, token = best_token(row, size, BLOCK)
     if (heat > 0) & (best > float("-inf")):
@@ -145,9 +145,19 @@ def weight_of(key, best, heat):
 
 
 def choose(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """[L] int64 tokens for `logits` [L, V] float32, contiguous: what engine.sampling.choose gives, on any device."""
+    """[L] int64 tokens for `logits` [L, V] float32: what engine.sampling.choose gives, on any device."""
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     choose_kernel[(len(logits),)](
-        logits, temperature, top_k, top_p, min_p, uniform, out, logits.shape[1], BLOCK=BLOCK, num_warps=WARPS
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        uniform,
+        out,
+        logits.stride(0),
+        logits.shape[1],
+        BLOCK=BLOCK,
+        num_warps=WARPS,
     )
     return out

@@ -21,7 +21,7 @@ NO_WINDOW = 2**30
 """More tokens than any context has."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def paged_attention_kernel(
     queries, pool, out, lse, tile_sequences, tile_rows, query_starts, context_lens, block_tables,
     query_stride, table_stride, kv_heads, shared, size, scale, window, softcap,

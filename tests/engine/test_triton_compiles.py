@@ -71,23 +71,23 @@ CASES = {
     "rotate": Case(
         rotate_and_store.rotate_and_store_kernel,
         "*bf16 *fp32 *bf16 *i64 i32 i32 i32:16",
-        {"BLOCK_TOKENS": 16, "HALF": 64, "num_warps": 1},
+        {"BLOCK_TOKENS": 16, **rotate_and_store.launch_constants(64 + 2 * 8, 128)},
     ),
     "norm": Case(
         rms_norm.rms_norm_kernel,
-        "*bf16 *bf16 *fp32 *bf16 i32 i32:16 i32:16 fp32",
-        {"ADD": True, "BLOCK": 8192, "num_warps": rms_norm.warps(8192)},
+        "*bf16 *bf16 *fp32 *bf16 i32 i32 i32:16 i32:16 fp32",
+        {"ADD": True, **rms_norm.launch_constants(8192)},
     ),
     "head-norm": Case(
         rms_norm.rms_norm_kernel,
-        "*bf16 *bf16 *fp32 *bf16 i32 i32:16 i32:16 fp32",
-        {"ADD": False, "BLOCK": 128, "num_warps": rms_norm.warps(128)},
+        "*bf16 *bf16 *fp32 *bf16 i32 i32 i32:16 i32:16 fp32",
+        {"ADD": False, **rms_norm.launch_constants(128)},
     ),
-    "silu": Case(gate.gate_kernel, "*bf16 *bf16 i32:16", {"GELU": False, "BLOCK": gate.BLOCK}),
-    "gelu": Case(gate.gate_kernel, "*bf16 *bf16 i32:16", {"GELU": True, "BLOCK": gate.BLOCK}),
+    "silu": Case(gate.gate_kernel, "*bf16 *bf16 i32 i32:16", {"GELU": False, "BLOCK": gate.BLOCK}),
+    "gelu": Case(gate.gate_kernel, "*bf16 *bf16 i32 i32:16", {"GELU": True, "BLOCK": gate.BLOCK}),
     "choose": Case(
         choose.choose_kernel,
-        "*fp32 *fp32 *i64 *fp32 *fp32 *fp32 *i64 i32:16",
+        "*fp32 *fp32 *i64 *fp32 *fp32 *fp32 *i64 i32:16 i32:16",
         {"BLOCK": choose.BLOCK, "num_warps": choose.WARPS},
     ),
 }

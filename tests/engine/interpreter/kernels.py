@@ -115,7 +115,7 @@ class Splitting(TritonBackend):
         return self.splits
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     seed=SEEDS,
     lengths=st.lists(st.tuples(st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 5, 17, 40])), min_size=1, max_size=4),
@@ -179,7 +179,7 @@ def textbook_choice(
     raise AssertionError("the sum of all is above the goal")
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=SEEDS,
     size=st.integers(1, 3000),

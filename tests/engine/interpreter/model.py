@@ -80,7 +80,7 @@ def test_greedy_text_of_several_sequences(folder: Path) -> None:
     """Prompts of very different lengths in one step, then decoding together across block borders."""
     prompts = [prompt(seed, count) for seed, count in ((1, 3), (2, 37), (3, 15))]
     texts = [
-        greedy(runner, [Paged(tokens, [i + 3 * j for j in (4, 2, 0, 5)]) for i, tokens in enumerate(prompts)], 12)
+        greedy(runner, [Paged(tokens, [i + 3 * j for j in (4, 2, 0, 5)]) for i, tokens in enumerate(prompts)], 8)
         for runner in both(folder)
     ]
     assert texts[0] == texts[1]
@@ -94,7 +94,7 @@ def test_chunked_prefill_and_prefix_reuse(folder: Path) -> None:
     # Another request has the first two blocks in common, and computes beside a third one that decodes.
     reusing = Paged(tokens[:32] + prompt(5, 9), [3, 1, 9, 10], done=32)
     alone = Paged([*reusing.tokens], [20, 21, 22, 23])
-    assert greedy(triton, [reusing], 8) == greedy(cpu, [alone], 8)
+    assert greedy(triton, [reusing], 5) == greedy(cpu, [alone], 5)
     states = [runner.hidden(flat_batch([(Paged(tokens, [5, 6, 8, 11]), 50)])) for runner in (triton, cpu)]
     assert relative_error(*states) < 1e-4
 
