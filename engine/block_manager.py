@@ -12,6 +12,7 @@ tenants that have something cached. One tenant's flood of prompts so displaces i
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from engine.batch import BLOCK_TOKENS
@@ -33,8 +34,16 @@ Digest = Callable[[bytes, Space, bytes], bytes]
 def block_digest(parent: bytes, space: Space, tokens: bytes) -> bytes:
     """SHA-256 over parent hash, tenant salt, adapter and token ids, each tagged and with its length: none poses as
     another."""
-    fields = ((b"P", parent), (b"S", space.salt), (b"A", space.adapter), (b"T", tokens))
-    return hashlib.sha256(b"".join(tag + len(field).to_bytes(4, "little") + field for tag, field in fields)).digest()
+    return hashlib.sha256(_field(b"P", parent) + _space_fields(space) + _field(b"T", tokens)).digest()
+
+
+def _field(tag: bytes, value: bytes) -> bytes:
+    return tag + len(value).to_bytes(4, "little") + value
+
+
+@lru_cache(maxsize=1024)
+def _space_fields(space: Space) -> bytes:
+    return _field(b"S", space.salt) + _field(b"A", space.adapter)
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

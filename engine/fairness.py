@@ -63,10 +63,29 @@ class Fairness:
 
     def contended(self, now: float) -> bool:
         """Whether more than one tenant has work, or had some until just now."""
-        if len(self.active) > 1:
-            return True
         self._expire(now)
-        return any(name not in self.active for name in self._left)
+        return len(self.active) > 1 or any(name not in self.active for name in self._left)
+
+    def ahead(self, priorities: dict[bytes, int]) -> set[bytes]:
+        """Tenants that have had clearly more than another one of the same or a more urgent priority, or than one that
+        was here until just now; `priorities` are the most urgent ones of those that have work."""
+        lowest: dict[int, float] = {}
+        for name, priority in priorities.items():
+            lowest[priority] = min(self.active[name].counter, lowest.get(priority, float("inf")))
+        away = [self._counter(name) for name in self._left if name not in self.active]
+        bounds = {
+            priority: min([*away, *(counter for other, counter in lowest.items() if other <= priority)])
+            for priority in lowest
+        }
+        return {
+            name
+            for name, priority in priorities.items()
+            if self.active[name].counter > bounds[priority] + self.burst / 2
+        }
+
+    def _counter(self, name: bytes) -> float:
+        tenant = self.tenants.get(name)
+        return 0.0 if tenant is None else tenant.counter
 
     def share(self, total: int) -> int:
         """An equal part of `total` for each tenant that has work."""

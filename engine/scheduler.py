@@ -1,8 +1,8 @@
 """Decides what each step computes: decode tokens first, then as much prefill as the token budget allows.
 
 Whom prefill goes to: the lowest `priority` first; then the tenant that has been served least (`fairness`); then the
-earliest arrival. While several tenants are about, each but the one that is owed most gets a small part of a step, so
-that a newcomer does not wait long for the step in progress.
+earliest arrival. While several tenants are about, one that is well ahead of the others gets a small part of a step, so
+that they do not wait long for the step in progress.
 
 Memory: a request that says how much it will produce starts only once all of that is sure to fit, and is never
 preempted for lack of it. One that leaves it open would have to reserve the whole pool: it gets room for its prompt and
@@ -62,7 +62,7 @@ class Scheduler:
         self.manager = manager
         self.max_batch_tokens = max_batch_tokens
         self.quantum = min(max_batch_tokens, max(BLOCK_TOKENS, max_batch_tokens // 8))
-        """Tokens a step that a tenant gets at most while others compete and are owed more."""
+        """Tokens a step that a tenant gets at most while it is well ahead of others."""
         rows = min(MAX_RUNNING, max_batch_tokens)  # so that every running sequence can decode in every step
         width = blocks_for(min(max_context, manager.num_blocks * BLOCK_TOKENS))
         self.table = np.zeros((rows, width), dtype=np.int32)
@@ -159,14 +159,14 @@ class Scheduler:
         return rank.priority, tenant.counter, tenant.served, rank.tenant
 
     def _limits(self, now: float) -> dict[bytes, int] | None:
-        """Tokens that each tenant may have of this step; None when there is only one about."""
+        """Tokens that each tenant with work may have of this step; None when there is only one about."""
         if not self.fairness.contended(now):
             return None
-        limits = dict.fromkeys(self.fairness.active, self.quantum)
-        if len(limits) > 1:
-            ranks = {*self.waiting.lines, *map(rank, self.running)}
-            limits[min(ranks, key=self._turn).tenant] = self.max_batch_tokens
-        return limits
+        best: dict[bytes, int] = {}
+        for priority, tenant in {*self.waiting.lines, *map(rank, self.running)}:
+            best[tenant] = min(priority, best.get(tenant, priority))
+        ahead = self.fairness.ahead(best)
+        return {tenant: self.quantum if tenant in ahead else self.max_batch_tokens for tenant in best}
 
     def _decode(self, limits: dict[bytes, int] | None, now: float) -> list[Chunk]:
         decoding = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]

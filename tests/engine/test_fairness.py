@@ -45,6 +45,15 @@ def test_a_tenant_that_wants_less_than_its_share_gets_it_all() -> None:
     assert len(waits) > 25 and max(waits[1:]) < 0.3
 
 
+def test_tenants_who_ask_little_do_not_slow_each_other_down() -> None:
+    loads = [Load(tenant, 1, 1024, 8, pause=2.0, start=1.5 * i) for i, tenant in enumerate((b"a", b"b"))]
+    alone, together = Simulation(2000), Simulation(2000)
+    alone.run(loads[:1], 60)
+    together.run(loads, 60)
+    for tenant in (b"a", b"b"):
+        assert together.first_token(tenant, 0.5) == pytest.approx(alone.first_token(b"a", 0.5))
+
+
 def test_a_lower_priority_number_goes_first_and_displaces() -> None:
     flood = Load(b"a", 100, 256, 200, priority=5)
     urgent = Load(b"a", 1, 256, 16, pause=1.0, priority=0, start=5.0)
@@ -98,6 +107,20 @@ def test_nobody_saves_up_by_being_away() -> None:
     fairness.leave(b"b", 2.0)
     fairness.arrive(b"b", 3.0)
     assert fairness.tenants[b"b"].counter == 14_900  # nor starts anew by going
+
+
+def test_who_is_ahead_depends_on_those_that_count_as_much() -> None:
+    fairness = Fairness(burst=100, decode_weight=2.0)
+    for name, counter in ((b"a", 1000.0), (b"b", 940.0), (b"c", 960.0)):
+        fairness.arrive(name, 0.0)
+        fairness.tenants[name].counter = counter
+    assert fairness.ahead({b"a": 0, b"b": 0, b"c": 0}) == {b"a"}
+    assert fairness.ahead({b"a": 0, b"b": 1, b"c": 0}) == set()  # what b does can wait
+    assert fairness.ahead({b"a": 1, b"b": 0, b"c": 0}) == {b"a"}
+    fairness.leave(b"b", 1.0)
+    assert fairness.ahead({b"a": 0, b"c": 0}) == {b"a"}
+    assert fairness.contended(1.0 + RECENT)
+    assert fairness.ahead({b"a": 0, b"c": 0}) == set()
 
 
 def test_tenants_who_owe_nothing_are_forgotten() -> None:
