@@ -13,7 +13,7 @@ from engine.loader.checkpoint import (
     check_sizes,
 )
 from engine.loader.fields import Fields
-from engine.loader.hf_rope import read_rope
+from engine.loader.hf_rope import read_rope, read_theta
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -73,13 +73,18 @@ def read_settings(fields: Fields) -> ModelSettings:
         raise ModelFileError(f"{fields.where}: is_causal is false, and Farthing runs causal models only")
     if fields.number("partial_rotary_factor", 1.0) != 1:
         raise ModelFileError(f"{fields.where}: partial_rotary_factor is not supported: heads rotate whole here")
-    config = _sizes(fields, name, architecture)
-    settings = _gemma(fields, config) if architecture in GEMMA_FULL_ATTENTION_EVERY else _llama(fields, config, name)
+    rope = _rope_fields(fields, architecture)
+    theta = read_theta(rope, fields.number("rope_theta", ROPE_THETA.get(architecture, 1e4)))
+    config = _sizes(fields, name, architecture, theta)
+    if architecture in GEMMA_FULL_ATTENTION_EVERY:
+        settings = _gemma(fields, config, rope)
+    else:
+        settings = _llama(fields, config, rope, name)
     fields.check_all_known(HARMLESS)
     return settings
 
 
-def _sizes(fields: Fields, name: str, architecture: str) -> ModelConfig:
+def _sizes(fields: Fields, name: str, architecture: str, theta: float) -> ModelConfig:
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     config = ModelConfig(
         architecture=architecture,
@@ -92,21 +97,34 @@ def _sizes(fields: Fields, name: str, architecture: str) -> ModelConfig:
         head_dim=fields.integer("head_dim", HEAD_DIM.get(architecture, hidden // max(heads, 1))),
         max_context=fields.integer("max_position_embeddings"),
         rms_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=fields.number("rope_theta", ROPE_THETA.get(architecture, 1e4)),
+        rope_theta=theta,
         # Left out where it is the family's default.
         tied_embeddings=fields.flag("tie_word_embeddings", architecture in GEMMA_FULL_ATTENTION_EVERY),
     )
     return check_sizes(config, fields.where)
 
 
-def _rope_fields(fields: Fields) -> Fields | None:
-    """`rope_scaling` is the older name. Where both are there, transformers takes it too."""
-    newer = fields.group("rope_parameters")
-    return fields.group("rope_scaling") or newer
+def _rope_fields(fields: Fields, architecture: str) -> Fields | None:
+    """Of the layers that see everything. `rope_scaling` is the older name; where both are there, it is what counts."""
+    found = fields.group("rope_parameters")
+    if found is not None and architecture == "gemma3":
+        parts = found
+        found = parts.group("full_attention")
+        parts.raw("sliding_attention")
+        parts.check_all_known()
+    return fields.group("rope_scaling") or found
 
 
-def _llama(fields: Fields, config: ModelConfig, name: str) -> ModelSettings:
-    rope, context = read_rope(_rope_fields(fields), config.rope_theta, config.head_dim, config.max_context)
+def _gemma3_local_rope(fields: Fields, config: ModelConfig) -> Rope:
+    """Of the layers with a window."""
+    parts = fields.group("rope_parameters")
+    local = None if parts is None else parts.group("sliding_attention")
+    theta = read_theta(local, fields.positive("rope_local_base_freq", LOCAL_ROPE_THETA))
+    return read_rope(local, theta, config.head_dim, config.max_context)[0]
+
+
+def _llama(fields: Fields, config: ModelConfig, rope_fields: Fields | None, name: str) -> ModelSettings:
+    rope, context = read_rope(rope_fields, config.rope_theta, config.head_dim, config.max_context)
     if name == "MistralForCausalLM":
         windows = [_window(fields)] * config.num_layers
     elif name == "LlamaForCausalLM":
@@ -135,15 +153,17 @@ def _biases(fields: Fields, name: str) -> frozenset[str]:
 def _qwen_windows(fields: Fields, config: ModelConfig) -> list[int | None]:
     first = fields.integer("max_window_layers", QWEN_MAX_WINDOW_LAYERS)
     local = _layer_types(fields, config) or [layer >= first for layer in range(config.num_layers)]
-    window = (_window(fields)) if fields.flag("use_sliding_window") else None
-    fields.raw("sliding_window")
+    window = _window(fields)
+    if not fields.flag("use_sliding_window"):
+        window = None
     return [window if is_local else None for is_local in local]
 
 
 def _window(fields: Fields) -> int | None:
-    if fields.raw("sliding_window") is None:
+    """Null says that there is none; a file that leaves it out means what the families have in common."""
+    if fields.has("sliding_window") and fields.raw("sliding_window") is None:
         return None
-    window = fields.integer("sliding_window")
+    window = fields.integer("sliding_window", WINDOW)
     if window < 1:
         raise ModelFileError(f"{fields.where}: sliding_window is {window}, and must be above 0")
     return window
@@ -162,17 +182,17 @@ def _layer_types(fields: Fields, config: ModelConfig) -> list[bool] | None:
     return [kind == "sliding_attention" for kind in kinds]
 
 
-def _gemma(fields: Fields, config: ModelConfig) -> ModelSettings:
+def _gemma(fields: Fields, config: ModelConfig, rope_fields: Fields | None) -> ModelSettings:
     every = GEMMA_FULL_ATTENTION_EVERY[config.architecture]
+    ropes: tuple[Rope, ...] = (read_rope(rope_fields, config.rope_theta, config.head_dim, config.max_context)[0],)
     attention_cap: float | None = None
     if config.architecture == "gemma3":
         every = fields.integer("sliding_window_pattern", every)
-        ropes = _gemma3_ropes(fields, config)
+        ropes += (_gemma3_local_rope(fields, config),)
         # transformers has this field for Gemma 3 and never uses it, and neither does anybody else.
         fields.raw("attn_logit_softcapping")
         logit_cap = fields.nonzero("final_logit_softcapping")
     else:
-        ropes = (read_rope(_rope_fields(fields), config.rope_theta, config.head_dim, config.max_context)[0],)
         attention_cap = fields.nonzero("attn_logit_softcapping", 50.0)
         logit_cap = fields.nonzero("final_logit_softcapping", 30.0)
     if every < 1:
@@ -189,17 +209,3 @@ def _gemma(fields: Fields, config: ModelConfig) -> ModelSettings:
         logit_softcap=logit_cap,
         biases=ATTENTION_INPUT | {"attn_output"} if fields.flag("attention_bias") else frozenset(),
     )
-
-
-def _gemma3_ropes(fields: Fields, config: ModelConfig) -> tuple[Rope, ...]:
-    """For the layers that see everything, and for those with a window."""
-    parts = fields.group("rope_parameters")
-    whole = local = None
-    if parts is not None:
-        whole, local = parts.group("full_attention"), parts.group("sliding_attention")
-        parts.check_all_known()
-    whole = fields.group("rope_scaling") or whole
-    theta = fields.number("rope_local_base_freq", LOCAL_ROPE_THETA)
-    whole_rope, _ = read_rope(whole, config.rope_theta, config.head_dim, config.max_context)
-    local_rope, _ = read_rope(local, theta, config.head_dim, config.max_context)
-    return whole_rope, local_rope

@@ -12,16 +12,21 @@ from engine.loader.fields import Fields
 HARMLESS = ("finetuned",)
 
 
-def read_rope(fields: Fields | None, theta: float, head_dim: int, first_context: int) -> tuple[Rope, int]:
-    """The embedding, and the context it reaches in tokens: `first_context` is the file's max_position_embeddings.
-
-    `theta` counts where `fields` names no base of its own. Raises ModelFileError for a kind that is not supported.
-    """
+def read_theta(fields: Fields | None, default: float) -> float:
+    """The base of the embedding; `default` where the fields do not give it."""
     if fields is None:
-        return rope.plain(head_dim, theta), first_context
-    theta = fields.positive("rope_theta", theta)
+        return default
+    theta = fields.number("rope_theta", default)
     if theta <= 1:
         raise ModelFileError(f"{fields.where}: rope_theta is {theta:g}, and must be above 1")
+    return theta
+
+
+def read_rope(fields: Fields | None, theta: float, head_dim: int, first_context: int) -> tuple[Rope, int]:
+    """The embedding with base `theta`, and the context it reaches in tokens; `first_context` is the file's
+    max_position_embeddings. Raises ModelFileError for a kind that is not supported."""
+    if fields is None:
+        return rope.plain(head_dim, theta), first_context
     if fields.number("partial_rotary_factor", 1.0) != 1:
         raise ModelFileError(f"{fields.where}: partial_rotary_factor is not supported: heads rotate whole here")
     older_name = fields.text("type", "default")

@@ -186,3 +186,22 @@ def test_the_context_is_what_the_stretched_embedding_reaches(tmp_path: Path) -> 
     config["rope_parameters"]["original_max_position_embeddings"] = 100
     (tmp_path / "yarn" / "config.json").write_text(json.dumps(config))
     assert open_checkpoint(tmp_path / "yarn").config.max_context == 800
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3"])
+def test_fields_that_are_left_out_mean_the_familys_default(tmp_path: Path, family: str) -> None:
+    """What transformers' own configuration has for them."""
+    options = {"use_sliding_window": True, "max_window_layers": 1} if "Qwen" in family else {}
+    model = random_model(family, num_hidden_layers=2, **options)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    optional = "head_dim hidden_act hidden_activation layer_types query_pre_attn_scalar rms_norm_eps rope_parameters "
+    optional += (
+        "sliding_window tie_word_embeddings attn_logit_softcapping final_logit_softcapping _sliding_window_pattern"
+    )
+    left = {name: value for name, value in config.items() if name not in optional.split()}
+    (tmp_path / "config.json").write_text(json.dumps(left))
+    check(tmp_path, logits(model))
+    windows = [layer.window for layer in open_checkpoint(tmp_path).settings.layers]
+    assert windows == {"Mistral": [4096] * 2, "Gemma2": [4096, None], "Gemma3": [4096] * 2}.get(family, [None, 4096])
+    assert open_checkpoint(tmp_path).config.rope_theta == (1e6 if family == "Gemma3" else 1e4)
