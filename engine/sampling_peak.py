@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.draw import Row, draw_rows
+from engine.draw import ROWS, Row, draw_rows
 from engine.logits import TokenRules
 from engine.memory import peak_memory_since
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -34,8 +34,10 @@ def draw_the_most(vocabulary: int, rows: int) -> None:
     with torch.inference_mode():
         logits = _logits(vocabulary, rows)
         prompt = range(min(vocabulary, 4096))
-        wanted = [kinds[row % len(kinds)] for row in range(rows)]
-        draw_rows(logits, [Row(params, row, 0, TokenRules(params, prompt, [0])) for row, params in enumerate(wanted)])
+        # Rows are drawn in groups: after two of them memory has been used and given back as it will be for all.
+        wanted = [kinds[row % len(kinds)] for row in range(min(rows, 2 * ROWS))]
+        some = [Row(params, row, 0, TokenRules(params, prompt, [0])) for row, params in enumerate(wanted)]
+        draw_rows(logits[: len(some)], some)
 
 
 def _logits(vocabulary: int, rows: int) -> Tensor:

@@ -17,21 +17,23 @@ from engine.sampling_peak import EVERYTHING, sampling_peak
 vocabulary, rows = 49152, 256
 profiled = sampling_peak(vocabulary, rows)
 
-def draw(params):
-    logits = torch.randn(rows, vocabulary) * 8
-    wanted = [TokenRules(params, range(5000), [0]) for _ in range(rows)]
-    for rule in wanted:
-        for token in range(500):
-            rule.push(token)
+def ruled(params):
+    rule = TokenRules(params, range(5000), [0])
+    for token in range(500):
+        rule.push(token)
+    return rule
+
+def draw(params, wanted):
+    logits = torch.empty(rows, vocabulary).normal_().mul_(8)
     with torch.inference_mode():
         draw_rows(logits, [Row(params, row, 500, rule) for row, rule in enumerate(wanted)])
 
-# randn's own temporaries: the model's logits are there before sampling begins
 for top_k, top_p, temperature in ((0, 0.9, 0.5), (50, 1.0, 1.0), (0, 1.0, 2.0), (40000, 0.99, 2.0)):
     params = replace(EVERYTHING, top_k=top_k, top_p=top_p, temperature=temperature)
     if top_k == 40000:
         rows = 8  # each is sorted as a whole
-    print(profiled, peak_memory_since(lambda: draw(params)))
+    wanted = [ruled(params) for _ in range(rows)]
+    print(profiled, peak_memory_since(lambda: draw(params, wanted)))
 """
 
 
