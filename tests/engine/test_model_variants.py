@@ -11,6 +11,8 @@ import torch
 import transformers
 
 from engine.loader import open_checkpoint
+from engine.native import library
+from engine.native.runner import NativeRunner, read
 from engine.runner import load
 from tests.engine.flat import Paged, all_logits, greedy, relative_error
 from tests.engine.model_files import convert_to_gguf, random_model
@@ -101,6 +103,22 @@ def test_folders_match_transformers(tmp_path: Path, name: str) -> None:
     model = random_model(family, **options)
     model.save_pretrained(tmp_path)
     check(tmp_path, logits(model))
+
+
+@pytest.mark.parametrize("name", ["yarn-attention-factor", "mistral-window", "qwen3-window", "gemma3-linear", "gemma2"])
+def test_the_compiled_decoder_has_the_same_variants(tmp_path: Path, name: str) -> None:
+    """In int8, so that the bound is wide; each of these is off by 0.8 and more without what it varies."""
+    found = library()
+    if found is None:
+        pytest.skip("this machine cannot compile or run it")
+    family, options = CASES[name]
+    model = random_model(family, **options)
+    model.save_pretrained(tmp_path)
+    runner = NativeRunner(read(tmp_path, 8), found)
+    runner.allocate(24)
+    for chunk in (None, 37):
+        got = all_logits(runner, PROMPT[0].tolist(), list(range(10)), chunk)
+        assert relative_error(got, logits(model)) < 0.15
 
 
 @pytest.mark.parametrize("name", ["linear", "dynamic", "llama3", "yarn-betas", "gemma3-linear", "gemma3-pattern"])
