@@ -131,7 +131,7 @@ async def test_a_caller_that_leaves_mid_stream(gateway: Gateway) -> None:
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image"),
         ({"messages": [{"role": "user", "content": "hello " * 20_000}]}, "context of 8192"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"logit_bias": {"99999999": 5}}, "only ids from 0 to 49151"),
     ],
 )
 async def test_what_the_engine_refuses(gateway: Gateway, changes: dict[str, Any], said: str) -> None:
