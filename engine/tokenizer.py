@@ -113,7 +113,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not valid Unicode: half a surrogate pair at {error.start}") from error
         with self._mode.reading(control):
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            # As a batch of one: only that lets go of Python's lock, which the step loop needs.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def token_id(self, text: str) -> int | None:
         """The token that is spelled like this as a whole, such as `<think>`; None when there is none."""

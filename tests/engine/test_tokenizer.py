@@ -278,6 +278,27 @@ def test_control_tokens_are_found_from_the_left_and_the_longest_first(tmp_path: 
     assert [text[a:b] for a, b in tokenizer.control_spans(text)] == ["<|im_end|><|im_end|>", "<|im_end|>"]
 
 
+def test_a_long_text_does_not_stop_the_other_threads(pair: Pair) -> None:
+    gaps, text = [0.0], " ".join(CORPUS) * 3000
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not encoded.is_set():
+            time.sleep(0.001)
+            gaps.append(time.perf_counter() - last)
+            last += gaps[-1]
+
+    encoded = threading.Event()
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    begun = time.perf_counter()
+    pair[0].encode_plain(text)
+    took = time.perf_counter() - begun
+    encoded.set()
+    ticking.join()
+    assert took > 0.1 and max(gaps) < took / 2
+
+
 names = st.lists(st.text("<|ab>", min_size=1, max_size=4), min_size=1, max_size=6)
 
 
