@@ -6,7 +6,6 @@ development dependencies.
 """
 
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -97,21 +96,22 @@ def transformers(model: str, path: Path) -> list[System]:
 
 def farthing(model: str, path: Path, dtypes: Sequence[str]) -> tuple[list[System], list[str]]:
     """One system for each of `dtypes`; `int8+kv8` is int8 with KV in int8. What the engine lacks is named instead."""
-    from engine.__main__ import DTypeName, serve
+    from engine.__main__ import DTypeName
 
     systems, missing = [], []
     for dtype in dtypes:
         weights, _, kv = dtype.partition("+")
         if weights not in set(DTypeName):
             missing.append(f"farthing {dtype}: the engine has no --dtype {weights}")
-        elif kv and (kv != "kv8" or "kv" not in inspect.signature(serve).parameters):
-            missing.append(f"farthing {dtype}: the engine has no --kv int8" if kv == "kv8" else f"{kv}: unknown")
-        else:
-            memory = KV_TOKENS * peer_models.kv_bytes(path) // (2 if kv else 1)
-            command = [sys.executable, "-m", "engine", "serve", model, "--port", "{port}", "--dtype", weights]
-            command += ["--kv-memory", str(memory), *(["--kv", "int8"] if kv else [])]
-            bits = {"int4": 4, "int8": 8, "float32": 32}.get(weights, 16)
-            systems.append(System(f"farthing {dtype}", "farthing", command, model, weight_bits=bits))
+            continue
+        if kv not in ("", "kv8"):
+            missing.append(f"farthing {dtype}: the KV cache is as it comes or kv8")
+            continue
+        memory = KV_TOKENS * peer_models.kv_bytes(path) // (2 if kv else 1)
+        command = [sys.executable, "-m", "engine", "serve", model, "--port", "{port}", "--dtype", weights]
+        command += ["--kv-memory", str(memory), *(["--kv-dtype", "int8"] if kv else [])]
+        bits = {"int4": 4, "int8": 8, "float32": 32}.get(weights, 16)
+        systems.append(System(f"farthing {dtype}", "farthing", command, model, weight_bits=bits))
     return systems, missing
 
 

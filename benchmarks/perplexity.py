@@ -4,14 +4,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from engine import runner
 from engine.batch import BLOCK_TOKENS, FlatBatch
+from engine.native.runner import NativeRunner
 
+Runner = runner.ModelRunner | NativeRunner
 WINDOW = 1024
 CHUNK = 256
 
@@ -28,16 +30,15 @@ class Divergence:
     """Share of places where both would choose the same token."""
 
 
-def load(path: Path, dtype: str) -> runner.ModelRunner:
+def load(path: Path, dtype: str) -> Runner:
     """`dtype` as --dtype of `benchmarks.quality` names it: int8+kv8 is int8 with the KV cache in int8."""
     weights, _, kv = dtype.partition("+")
-    options: dict[str, Any] = {"kv": "int8"} if kv else {}
-    loaded = runner.load(path, weights, **options)  # type: ignore[arg-type]
+    loaded = runner.load(path, cast(runner.DType, weights), kv="int8" if kv else None)
     loaded.allocate(WINDOW // BLOCK_TOKENS)
     return loaded
 
 
-def diverge(reference: runner.ModelRunner, other: runner.ModelRunner, tokens: Sequence[int]) -> Divergence:
+def diverge(reference: Runner, other: Runner, tokens: Sequence[int]) -> Divergence:
     """Compare two models on `tokens`, in windows that do not see each other."""
     losses, base_losses, kl, same, places = 0.0, 0.0, 0.0, 0, 0
     for start in range(0, len(tokens), WINDOW):
@@ -54,7 +55,7 @@ def diverge(reference: runner.ModelRunner, other: runner.ModelRunner, tokens: Se
     return Divergence(math.exp(losses / places), math.exp(base_losses / places), kl / places, same / places)
 
 
-def log_probabilities(model: runner.ModelRunner, window: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+def log_probabilities(model: Runner, window: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     """(first place, [places, vocab] float32 log-probabilities of what follows each), chunk after chunk."""
     blocks = -(-len(window) // BLOCK_TOKENS)
     for start in range(0, len(window), CHUNK):

@@ -31,14 +31,22 @@ MOST = {"int8": "<1.01"}
 """The most perplexity, over float32's, that a format may have."""
 
 
-def prose(report: Report, path: Path, dtypes: Sequence[str], count: int) -> None:
+def prose(report: Report, path: Path, dtypes: Sequence[str], count: int) -> list[str]:
+    """Perplexity of each format; returns those that this machine can run."""
     text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in TEXTS)
     tokens = load_tokenizer(path).encode(text, add_special=True)[:count]
     workload = f"{len(tokens):,} tokens of prose"
     reference = perplexity.load(path, REFERENCE)
+    able = []
     for dtype in dtypes:
         say(f"{dtype}: perplexity")
-        found = perplexity.diverge(reference, perplexity.load(path, dtype), tokens)
+        try:
+            model = perplexity.load(path, dtype)
+        except ValueError as error:
+            report.notes.append(f"Not measured: {dtype}: {error}")
+            continue
+        able.append(dtype)
+        found = perplexity.diverge(reference, model, tokens)
         if not any(row.system == REFERENCE for row in report.rows):
             report.rows.append(Row.of(workload, REFERENCE, "perplexity", [found.reference], ""))
         report.rows += [
@@ -49,6 +57,7 @@ def prose(report: Report, path: Path, dtypes: Sequence[str], count: int) -> None
         report.ratios[f"perplexity_{dtype}"] = found.perplexity / found.reference
         if dtype in MOST:
             report.targets[f"perplexity_{dtype}"] = MOST[dtype]
+    return able
 
 
 async def served(
@@ -105,17 +114,16 @@ def main() -> None:
     names = [system.name.removeprefix("farthing ") for system in systems]
     given = tasks.load(options.data, 8 if options.quick and options.samples is None else options.samples)
     report = Report()
-    prose(report, path, names, 256 if options.quick else 4096)
-    for system in systems:
+    able = prose(report, path, names, 256 if options.quick else 4096)
+    for system in (system for system in systems if system.name.removeprefix("farthing ") in able):
         with start(system) as running:
             asyncio.run(served(report, path, system, running.url, given, options.quick))
             memory = running.peak_memory() / 2**20
         report.rows.append(Row.of("server", system.name.removeprefix("farthing "), "peak memory", [memory], "MiB"))
     compare_scores(report, given)
     report.rows.sort(key=lambda row: (row.workload, row.metric))
-    report.notes.append(
-        f"model {options.model}; perplexity is over float32's, where 1.01 is 1% more, scores over {BASE}'s"
-    )
+    compared = f"perplexity is over {REFERENCE}'s, where 1.01 is 1% more, scores are over {BASE}'s"
+    report.notes.insert(0, f"model {options.model}, quality of number formats; {compared}")
     report.notes += [f"Not measured: {line}" for line in missing]
     if not given:
         report.notes.append(f"Not measured: GSM8K and HumanEval, whose files are not in {options.data}")
