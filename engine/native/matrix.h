@@ -1,6 +1,6 @@
 // Products of quantised weights and quantised activations with AVX512-VNNI.
 //
-// Weights are unsigned around a zero point (int8: 128, int4: 8), activations signed: the instruction multiplies
+// int8 weights are unsigned around 128, int4 weights steps above a group's least value; activations are signed: the instruction multiplies
 // unsigned by signed bytes, four at a time. Every row of activations has a scale for each ACTIVATION_GROUP columns, so
 // that one large element spoils few others. A row's result depends on that row alone, bit for bit, however many rows
 // go together.
@@ -18,7 +18,8 @@ constexpr int64_t MOST_ROWS = 12;          // rows per register tile: 24 sums, 2
 
 // int8 `data`: [rows / 32, columns / 4, 32, 4]; `scales`: [rows] float32.
 // int4 `data`: [rows / 32, columns / 32, 4, 128]: byte i of line j has the values at i of columns quadruple j (low half)
-// and j + 4 (high half) of the group, in int8's order; `scales`: [rows / 32, columns / 32, 32] float16.
+// and j + 4 (high half) of the group, in int8's order; `scales`: [rows / 32, columns / 32, 2, 32] float16, the size of a
+// step and the least value.
 struct Matrix {
     const uint8_t* data;
     const void* scales;
@@ -117,7 +118,7 @@ __attribute__((noinline)) void int4_group(const uint8_t* lines, const uint16_t* 
     const int64_t weight_groups = stride / WEIGHT_GROUP;
     const __m512i low = _mm512_set1_epi8(0x0f);
     __m512i dots[R][2];
-    each<R>([&](auto r) __attribute__((always_inline)) { dots[r][0] = dots[r][1] = _mm512_set1_epi32(-8 * totals[r * weight_groups]); });
+    each<R>([&](auto r) __attribute__((always_inline)) { dots[r][0] = dots[r][1] = _mm512_setzero_si512(); });
     const auto add = [&](__m512i w0, __m512i w1, const int8_t* at) __attribute__((always_inline)) {
         each<R>([&](auto r) __attribute__((always_inline)) {
             const __m512i x = quad(at + r * stride);
@@ -132,21 +133,24 @@ __attribute__((noinline)) void int4_group(const uint8_t* lines, const uint16_t* 
         add(_mm512_and_si512(p0, low), _mm512_and_si512(p1, low), values + 4 * j);
         add(_mm512_and_si512(h0, low), _mm512_and_si512(h1, low), values + 4 * j + 16);
     }
-    const __m512 w0 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)weight_scales));
-    const __m512 w1 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(weight_scales + 16)));
+    const auto wide = [&](int64_t i) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(weight_scales + i))); };
+    const __m512 step0 = wide(0), step1 = wide(16), least0 = wide(TILE), least1 = wide(TILE + 16);
     each<R>([&](auto r) __attribute__((always_inline)) {
         const __m512 scale = _mm512_set1_ps(scales[r * groups]);
-        sums[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][0]), _mm512_mul_ps(w0, scale), sums[r][0]);
-        sums[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][1]), _mm512_mul_ps(w1, scale), sums[r][1]);
+        const __m512 total = _mm512_set1_ps(static_cast<float>(totals[r * weight_groups]));
+        const __m512 part0 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][0]), step0, _mm512_mul_ps(least0, total));
+        const __m512 part1 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][1]), step1, _mm512_mul_ps(least1, total));
+        sums[r][0] = _mm512_fmadd_ps(part0, scale, sums[r][0]);
+        sums[r][1] = _mm512_fmadd_ps(part1, scale, sums[r][1]);
     });
 }
 
 template <int R>
 inline void int4_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, __m512 (*sums)[2]) {
     const int64_t columns = w.columns, groups = activation_groups(columns), weight_groups = columns / WEIGHT_GROUP;
-    const uint16_t* scales = static_cast<const uint16_t*>(w.scales) + tile * TILE * weight_groups;
+    const uint16_t* scales = static_cast<const uint16_t*>(w.scales) + 2 * tile * TILE * weight_groups;
     for (int64_t g = 0; g < weight_groups; g++)
-        int4_group<R>(w.data + (tile * columns + g * WEIGHT_GROUP) * TILE / 2, scales + g * TILE,
+        int4_group<R>(w.data + (tile * columns + g * WEIGHT_GROUP) * TILE / 2, scales + 2 * g * TILE,
                       a.values + row * columns + g * WEIGHT_GROUP, columns, a.subsums + row * weight_groups + g,
                       a.scales + row * groups + g * WEIGHT_GROUP / ACTIVATION_GROUP, groups, sums);
 }

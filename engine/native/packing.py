@@ -35,13 +35,13 @@ class Packed:
             return values * self.scales[:, None]
         lines = self.data.view(-1, self.columns // WEIGHT_GROUP, 4, TILE, 4)
         halves = torch.stack([lines & 15, lines >> 4], dim=2)  # [tiles, groups, 2, 4, 32, 4]
-        values = halves.permute(0, 4, 1, 2, 3, 5).reshape(self.rows, -1, WEIGHT_GROUP).float() - 8
-        scales = self.scales.permute(0, 2, 1).reshape(self.rows, -1, 1).float()
-        return (values * scales).view(self.rows, self.columns)
+        values = halves.permute(0, 4, 1, 2, 3, 5).reshape(self.rows, -1, WEIGHT_GROUP).float()
+        steps, least = self.scales.permute(2, 0, 3, 1).reshape(2, self.rows, -1, 1).float()
+        return (values * steps + least).view(self.rows, self.columns)
 
 
 def pack(weight: Tensor, bias: Tensor | None, bits: int) -> Packed:
-    """Quantise [outputs, inputs] float32, symmetric: int8 with a scale an output, int4 with one for every 32 inputs."""
+    """Quantise [outputs, inputs] float32: int8 with a scale an output, int4 from the least of each 32 inputs."""
     outputs, inputs = weight.shape
     rows, columns = -(-outputs // TILE) * TILE, -(-inputs // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
     if (rows, columns) != (outputs, inputs):
@@ -60,17 +60,29 @@ def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The element of largest magnitude becomes -8 exactly, so that all sixteen values are used."""
+    """Weights that a file has in steps of 16 or fewer (GGUF's Q4_1, Q4_K, Q4_0) come out as they are, but for float16.
+
+    A group's range is taken as 15 steps, or as fewer where that fits its values better: exactly so where a file used
+    fewer of its steps.
+    """
     rows, columns = weight.shape
     groups = weight.view(rows, -1, WEIGHT_GROUP)
-    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    scales = (extreme / -8).half()
-    steps = torch.where(scales == 0, torch.inf, scales.float())
-    values = (groups / steps).add_(8.5).clamp_(0, 15).to(torch.uint8)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    least = least.half().float()
+    best = torch.full_like(least, torch.inf)
+    steps, values = torch.zeros_like(least), torch.zeros_like(groups, dtype=torch.uint8)
+    for count in range(15, 6, -1):
+        step = ((most - least) / count).half().float()
+        tried = ((groups - least) / step.clamp_min(SMALLEST)).round_().clamp_(0, 15)
+        error = (tried * step + least - groups).square_().sum(-1, keepdim=True)
+        better = error < best
+        best, steps = torch.where(better, error, best), torch.where(better, step, steps)
+        values = torch.where(better, tried.to(torch.uint8), values)
     # [tiles, 32 outputs, groups, half, quadruple, 4] to [tiles, groups, half, quadruple, 32 outputs, 4]
     halves = values.view(-1, TILE, columns // WEIGHT_GROUP, 2, 4, 4).permute(0, 2, 3, 4, 1, 5)
     data = (halves[:, :, 0] | halves[:, :, 1] << 4).contiguous()
-    return data, scales.view(-1, TILE, columns // WEIGHT_GROUP).transpose(1, 2).contiguous()
+    scales = torch.cat([steps, least], -1).view(-1, TILE, columns // WEIGHT_GROUP, 2).half()
+    return data, scales.permute(0, 2, 3, 1).contiguous()
 
 
 def interleave_halves(packed: Packed) -> Packed:
