@@ -45,7 +45,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """S sequences' new tokens laid end to end: T tokens in all. All tensors live on the model's device.
+    """S sequences' new tokens laid end to end: T tokens in all. Made on the CPU; the runner moves it to its device.
 
     Sequence s owns rows `query_starts[s]:query_starts[s + 1]`; its context after this step is `context_lens[s]` tokens,
     the last of which are those rows. The KV of row t is written to slot `slot_mapping[t]` = block * 16 + offset before

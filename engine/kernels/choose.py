@@ -86,8 +86,9 @@ def kept_weights(row, size, start, last, ties, ties_before, min_p, best, heat, B
 
 @triton.jit
 def choose_kernel(logits, temperature, top_k, top_p, min_p, uniform, out, stride, size, BLOCK: tl.constexpr):
-    """Grid (L): a program draws one row's token. logits [L, size] float32 have `stride` elements between rows, the others [L].
+    """Grid (L): a program draws one row's token.
 
+    logits [L, size] float32 have `stride` elements between rows; the others are [L].
     Bytes: the row from memory once, 4 * size; then from the cache about 20 times for each of top-k and top-p, and twice
     for the draw. With temperature 0, once in all.
     """

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize("part", ["kernels.py", "model.py"])
 def test_in_the_interpreter(part: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "interpreter" / part],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "device" / part],
         cwd=HERE.parent.parent,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -1,4 +1,7 @@
-"""Each Triton kernel in the interpreter, against float64 arithmetic; run by test_triton.py in a process of its own."""
+"""Each Triton kernel against float64 arithmetic, on a GPU or in Triton's interpreter.
+
+Run in a process of its own: by test_triton.py in the interpreter, by `python -m benchmarks.gpu` on a GPU.
+"""
 
 import math
 import random
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from engine import sampling
 from engine.backends.triton import TritonBackend
+from engine.kernels import INTERPRETED
 from engine.kernels.choose import choose
 from engine.kernels.gate import gate
 from engine.kernels.rms_norm import rms_norm
@@ -19,6 +23,8 @@ from engine.kernels.rotate_and_store import rotate_and_store
 from tests.engine.flat import Paged, flat_batch
 
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+torch.set_default_device(DEVICE)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """Of a result, relative to its magnitude; the interpreter cuts the bits off that bfloat16 lacks."""
 SEEDS = st.integers(0, 1 << 30)
@@ -139,7 +145,7 @@ def test_attention_of_any_mix_of_sequences(
         sequences.append((Paged([0] * (cached + new), blocks[:count], cached), new))
         blocks = blocks[count:]
     batch = flat_batch(sequences)
-    backend = Splitting(dtype, torch.device("cpu"))
+    backend = Splitting(dtype, DEVICE)
     backend.splits = splits
     pool = backend.new_kv(40 * 16, kv_heads, size)
     pool.copy_(torch.randn(pool.shape))

@@ -1,6 +1,6 @@
-"""Tiny random models on the Triton backend, in the interpreter: the same greedy text as on the CPU backend.
+"""Tiny random models on the Triton backend give the same greedy text as on the CPU backend.
 
-Run by test_triton.py in a process of its own.
+Run in a process of its own: by test_triton.py in the interpreter, by `python -m benchmarks.gpu` on a GPU.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from engine.backends.triton import TritonBackend
+from engine.kernels import INTERPRETED
 from engine.loader import open_checkpoint
 from engine.models import build
 from engine.runner import ModelRunner, load
@@ -61,7 +62,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def on_triton(folder: Path, dtype: torch.dtype) -> ModelRunner:
     with torch.inference_mode():
-        backend = TritonBackend(dtype, torch.device("cpu"))
+        backend = TritonBackend(dtype, torch.device("cpu" if INTERPRETED else "cuda"))
         return ModelRunner(build(open_checkpoint(folder), backend), backend)
 
 
@@ -90,12 +91,12 @@ def test_chunked_prefill_and_prefix_reuse(folder: Path) -> None:
     cpu, triton = both(folder)
     tokens = prompt(4, 50)
     wanted = all_logits(cpu, tokens, [3, 1, 4, 7])
-    assert relative_error(all_logits(triton, tokens, [3, 1, 4, 7], chunk=19), wanted) < 1e-4
+    assert relative_error(all_logits(triton, tokens, [3, 1, 4, 7], chunk=19).cpu(), wanted) < 1e-4
     # Another request has the first two blocks in common, and computes beside a third one that decodes.
     reusing = Paged(tokens[:32] + prompt(5, 9), [3, 1, 9, 10], done=32)
     alone = Paged([*reusing.tokens], [20, 21, 22, 23])
     assert greedy(triton, [reusing], 5) == greedy(cpu, [alone], 5)
-    states = [runner.hidden(flat_batch([(Paged(tokens, [5, 6, 8, 11]), 50)])) for runner in (triton, cpu)]
+    states = [runner.hidden(flat_batch([(Paged(tokens, [5, 6, 8, 11]), 50)])).cpu() for runner in (triton, cpu)]
     assert relative_error(*states) < 1e-4
 
 
@@ -106,4 +107,4 @@ def test_bfloat16_stays_close(folder: Path) -> None:
     tokens = prompt(6, 40)
     got = all_logits(triton, tokens, [2, 5, 1])
     assert got.dtype == torch.float32
-    assert relative_error(got, all_logits(cpu, tokens, [2, 5, 1])) < 0.1
+    assert relative_error(got.cpu(), all_logits(cpu, tokens, [2, 5, 1])) < 0.1
