@@ -1,12 +1,8 @@
 """A prefix that several requests ask for at once is computed once, and nobody waits who need not."""
 
-import time
-
 import pytest
 
-from engine.block_manager import BlockManager
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.block_manager import Space, block_digest
 from tests.engine.driver import Driver, outputs_are_right, prompt_of
 
 
@@ -83,29 +79,39 @@ def test_an_urgent_request_does_not_wait_for_one_that_is_not() -> None:
     outputs_are_right([later, urgent])
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+def awaited(driver: Driver) -> set[bytes]:
+    return driver.scheduler.waiting.awaited()
+
+
+@pytest.mark.parametrize("after", [3, 4])
 def test_when_the_one_who_computes_is_aborted_a_waiter_takes_over(after: int) -> None:
     driver = Driver(100, budget=32)
-    first, second, third = (driver.add([*prompt_of(100), i], 3) for i in range(3))
+    other = driver.add(prompt_of(8, 5), 40, b"other")  # so that those who wait are looked at while there is no room
+    first, second, third = (driver.add([*prompt_of(140), i], 3) for i in range(3))
     for _ in range(after):
         driver.step()
-    assert len(driver.scheduler.waiting) == 2
+    assert awaited(driver) and 0 < first.computed < 140
+    computed = first.registered * 16
     driver.abort(first)
+    assert not awaited(driver)
     driver.run()
-    outputs_are_right([second, third])
-    assert second.cached_tokens == 32 * after and third.cached_tokens == 96
+    outputs_are_right([other, second, third])
+    assert second.cached_tokens == computed and third.cached_tokens == 128
 
 
 def test_when_the_one_who_computes_is_preempted_nothing_stands_still() -> None:
     """Growing answers take the blocks of the prefill that others wait for."""
     driver = Driver(18, budget=20)
-    growing = [driver.add(prompt_of(8, i), 120) for i in (1, 2)]
+    growing = [driver.add(prompt_of(8, i), 120, b"other") for i in (1, 2)]
     for _ in range(50):
         driver.step()
     shared = [driver.add([*prompt_of(140), i], 8) for i in range(3)]
-    driver.run()
+    waited = False
+    while driver.scheduler.has_work:
+        driver.step()
+        waited |= bool(awaited(driver)) and not any(sequence.preemptions for sequence in shared)
     outputs_are_right([*growing, *shared])
-    assert any(sequence.preemptions for sequence in shared)
+    assert waited and any(sequence.preemptions for sequence in [*growing, *shared])
 
 
 def test_a_collision_wakes_those_who_wait() -> None:
@@ -125,21 +131,18 @@ def test_a_waiter_can_be_aborted() -> None:
     outputs_are_right([first])
 
 
-def test_waiting_for_a_prefix_costs_nothing_in_the_steps_between() -> None:
-    """500 requests wait for one long prefill: the steps until it is there take no longer than without them."""
+def test_each_block_is_hashed_once_however_long_its_request_waits() -> None:
+    hashed = 0
 
-    def longest_step(waiters: int) -> float:
-        scheduler = Scheduler(BlockManager(4000), 64, 4096)
-        prompt = prompt_of(3200)
-        for i in range(1 + waiters):
-            scheduler.add(Sequence("", b"", [*prompt, i], len(prompt) + 1, len(prompt) + 9, float(i)))
-        scheduler.commit(scheduler.schedule(0.0))  # looks at each once
-        seconds = []
-        for step in range(40):
-            started = time.perf_counter()
-            scheduler.commit(scheduler.schedule(float(step)))
-            seconds.append(time.perf_counter() - started)
-        assert len(scheduler.running) == 1
-        return sorted(seconds)[20]
+    def counted(parent: bytes, space: Space, tokens: bytes) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return block_digest(parent, space, tokens)
 
-    assert longest_step(500) < 3 * longest_step(0) + 0.0005
+    driver = Driver(60, budget=32, digest=counted)
+    driver.add(prompt_of(8, 5), 100, b"other")
+    sequences = [driver.add([*prompt_of(164), i], 5) for i in range(30)]
+    driver.run()
+    outputs_are_right(sequences)
+    assert hashed == 30 * 10 + 108 // 16
+    assert computed(driver) < 165 + 29 * 5 + 30 * 4 + 108
