@@ -215,7 +215,7 @@ def _best(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
         return logits.sort(dim=-1, descending=True, stable=True)
     if vocabulary % BLOCK or 2 * size * BLOCK > vocabulary:
         return logits.topk(size, dim=-1)
-    blocks = logits.view(-1, BLOCK)
+    blocks = logits.reshape(-1, BLOCK)
     _, found = blocks.amax(dim=-1).view(count, -1).topk(size, dim=-1, sorted=False)
     first = torch.arange(count, device=logits.device).unsqueeze(1) * (vocabulary // BLOCK)
     some = blocks.index_select(0, (found + first).view(-1)).view(count, -1)

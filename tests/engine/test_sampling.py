@@ -77,6 +77,25 @@ def test_the_drawn_distribution_is_the_asked_one(params: SamplingParams, vocabul
     assert abs(score) < 4
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "params"),
+    [
+        (49_152, SamplingParams()),
+        (50_001, SamplingParams()),
+        (49_152, SamplingParams(top_p=0.95)),
+        (49_152, SamplingParams(top_k=300, min_p=1e-4)),
+    ],
+)
+def test_with_a_real_vocabulary_the_mean_surprise_is_the_entropy(vocabulary: int, params: SamplingParams) -> None:
+    ranks = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(2)) + 1
+    logits = -1.6 * ranks.log()  # as Zipf's law has it
+    probabilities = expected(logits, params)
+    surprise = -probabilities.log()
+    drawn = surprise[torch.tensor(draw(logits, params, 300))]
+    entropy = (probabilities * surprise)[probabilities > 0].sum()
+    assert abs(drawn.mean() - entropy) < 4 * drawn.std() / 300**0.5
+
+
 def test_the_chi_square_notices_a_wrong_distribution() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(5)) * 2
     assert chi_square(draw(logits, SamplingParams(temperature=1.2), 6000), expected(logits, SamplingParams())) > 4
