@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1 to 2 KB each
     verbose_errors=False,
 )
+
+MAX_SECONDS, SECONDS_PER_TOKEN = 2.0, 0.01
+"""What finding one answer's allowed tokens may take of the step loop. An ordinary grammar takes a hundredth of it; one
+that is made to be ambiguous takes 0.5 s a token within the limits above."""
 
 JSON_SPACE = r"[ \n\r\t]{1,20}"
 """What may stand between the parts of a JSON text: bounded, for small models like to go on with white space."""
@@ -121,27 +126,36 @@ class Guide:
     def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
         self._matcher = matcher
         self._words = -(-vocabulary // 32)
+        self._left = MAX_SECONDS
+        """CPU seconds that it may still take."""
 
     def mask(self) -> NDArray[np.int32] | None:
         """Bits of the tokens that may come next; at the end of the grammar those that end a text, and only they.
 
         None when the grammar can't be followed any further: then `accept` refuses whatever comes.
         """
-        words = np.zeros(self._words, np.int32)
-        try:
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        except ValueError:
+        if self._left < 0:
             return None
+        words = np.zeros(self._words, np.int32)
+        begun = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._left -= time.thread_time() - begun
         return None if self._matcher.is_error() else words
 
     def accept(self, token: int) -> bool:
         """Go on past a sampled token; False when the grammar does not allow it or reached a limit."""
-        return self._matcher.consume_token(token)
+        if self._left < 0:
+            return False
+        begun = time.thread_time()
+        accepted = self._matcher.consume_token(token)
+        self._left += SECONDS_PER_TOKEN - (time.thread_time() - begun)
+        return accepted
 
     @property
     def failure(self) -> str:
         """Why `accept` said no."""
-        return f"The answer's grammar can't be followed any further: {_first_line(self._matcher.get_error())}."
+        reason = "it takes too much time" if self._left < 0 else _first_line(self._matcher.get_error())
+        return f"The answer's grammar can't be followed any further: {reason}."
 
 
 async def compile(tokenizer: Tokenizer, read: Callable[[], Grammar]) -> Callable[[], Guide]:

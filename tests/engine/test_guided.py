@@ -267,6 +267,19 @@ def test_hostile_grammars_take_bounded_time_and_memory_and_never_the_process() -
     assert done.returncode == 0, done.stdout[-400:] + done.stderr[-800:]
 
 
+def test_a_grammar_that_takes_the_step_loop_too_much_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guided, "MAX_SECONDS", 0.02)
+    monkeypatch.setattr(guided, "SECONDS_PER_TOKEN", 1e-4)
+    guide, token = start(HOSTILE["ambiguity"](0)), WORDS.encode_plain("a")[0]
+    accepted = 0
+    while guide.accept(token) and accepted < 500:
+        accepted += 1
+        guide.mask()
+    assert 0 < accepted < 240 and guide.mask() is None and "too much time" in guide.failure
+    plain = start(guided.from_regex("a*"))
+    assert all(plain.accept(token) and plain.mask() is not None for _ in range(500))
+
+
 async def test_the_same_grammar_is_compiled_once() -> None:
     before = guided._compiled.cache_info()
     grammar = guided.from_choice([f"once {time.monotonic()}"])
