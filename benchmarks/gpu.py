@@ -148,7 +148,7 @@ def kernels(backend: TritonBackend, sizes: Sizes) -> list[Work]:
         Work("gate", lambda: backend.gate(gate_up, "silu"), 3 * tokens * sizes.intermediate * wide),
         Work(
             "rotate_and_store",
-            lambda: backend.rotate_and_store(mixed, sizes.heads, rotations, pool, plans[0]),
+            lambda: backend.rotate_and_store(mixed, sizes.heads, None, rotations, pool, plans[0]),
             2 * mixed.numel() * wide + tokens * size * 4,
         ),
         Work(

@@ -5,7 +5,7 @@ tensors that an operation takes and gives lie on the backend's device; `linear` 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,14 @@ class WeightStore(Protocol):
         """[vocab, hidden] float32; `head` has been made from the same table where the model ties the two."""
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorm weights [D] float32 of every query and every key head."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 class Backend(WeightStore, Protocol):
     kv_dtype: torch.dtype
     device: torch.device
@@ -42,7 +50,7 @@ class Backend(WeightStore, Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise the last dimension; a new tensor of x's shape (Zhang and Sennrich, 2019).
 
-        `weight` is float32. x is [T, size], or a part of the heads of [T, heads, size].
+        x is [T, size], `weight` float32.
         """
 
     def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,11 +65,14 @@ class Backend(WeightStore, Protocol):
     def plan(self, batch: FlatBatch) -> Any:
         """What attention needs to know of a batch, worked out once for all layers."""
 
-    def rotate_and_store(self, mixed: Tensor, heads: int, rotations: Tensor, pool: Tensor, plan: Any) -> None:
+    def rotate_and_store(
+        self, mixed: Tensor, heads: int, norms: HeadNorms | None, rotations: Tensor, pool: Tensor, plan: Any
+    ) -> None:
         """`mixed` is [T, heads + 2 * kv heads, D]: queries, keys, values.
 
-        Turn the neighbouring pairs of queries (in place) and keys by [T, 1, D / 2] complex factors, and store keys and
-        values in the batch's slots. Nothing may be asked of `mixed`'s keys and values afterwards.
+        Normalise queries and keys where there are norms, turn their neighbouring pairs by [T, 1, D / 2] complex
+        factors, the queries in place, and store keys and values in the batch's slots. Nothing may be asked of `mixed`'s
+        keys and values afterwards.
         """
 
     def attend(

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from engine.backends.attention import AttentionPlan
-from engine.backends.base import Activation, Embedding, Linear
+from engine.backends.base import Activation, Embedding, HeadNorms, Linear
 from engine.backends.linear import BFloat16Linear, Float32Linear, Int8Linear
 from engine.batch import FlatBatch
 from engine.sampling import choose
@@ -69,8 +69,14 @@ class CpuBackend:
     def plan(self, batch: FlatBatch) -> AttentionPlan:
         return AttentionPlan(batch, self.kv_dtype)
 
-    def rotate_and_store(self, mixed: Tensor, heads: int, rotations: Tensor, pool: Tensor, plan: AttentionPlan) -> None:
-        turned = mixed[:, : heads + pool.shape[1] // 2]
+    def rotate_and_store(
+        self, mixed: Tensor, heads: int, norms: HeadNorms | None, rotations: Tensor, pool: Tensor, plan: AttentionPlan
+    ) -> None:
+        key_end = heads + pool.shape[1] // 2
+        if norms is not None:
+            for part, weight in ((mixed[:, :heads], norms.query), (mixed[:, heads:key_end], norms.key)):
+                part.copy_(self.rms_norm(part, weight, norms.eps))
+        turned = mixed[:, :key_end]
         torch.view_as_complex(turned.view(*turned.shape[:2], -1, 2)).mul_(rotations)
         pool.index_copy_(0, plan.slot_mapping, mixed[:, heads:].to(self.kv_dtype))
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine import kernels
-from engine.backends.base import Activation, Embedding, Linear
+from engine.backends.base import Activation, Embedding, HeadNorms, Linear
 from engine.batch import BLOCK_TOKENS, FlatBatch
 from engine.kernels.choose import choose
 from engine.kernels.gate import gate
@@ -83,8 +83,10 @@ class TritonBackend:
     def plan(self, batch: FlatBatch) -> Plan:
         return Plan(batch, self._int32(batch.query_starts), self._int32(batch.context_lens))
 
-    def rotate_and_store(self, mixed: Tensor, heads: int, rotations: Tensor, pool: Tensor, plan: Plan) -> None:
-        rotate_and_store(mixed, heads, rotations, pool, plan.batch.slot_mapping)
+    def rotate_and_store(
+        self, mixed: Tensor, heads: int, norms: HeadNorms | None, rotations: Tensor, pool: Tensor, plan: Plan
+    ) -> None:
+        rotate_and_store(mixed, heads, norms, rotations, pool, plan.batch.slot_mapping)
 
     def attend(
         self,

@@ -7,40 +7,35 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
-    x, delta, weight, out, rows, groups, stride, size, eps,
+    x, delta, weight, out, rows, size, eps,
     ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows / ROWS): a program holds its rows of `size` elements in registers, so each is read once.
 
-    x is [T, groups, size] with `stride` elements between tokens; delta and out are contiguous; weight is float32.
+    x, delta and out are [rows, size], contiguous; weight is float32.
     Bytes: x read and out written; with ADD also delta read and x written. The weight stays in the cache.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (columns < size)
-    place = x + row // groups * stride + row % groups * size + columns
-    values = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    place = row * size + columns
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        values += tl.load(delta + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-        tl.store(place, values.to(x.dtype.element_ty), mask=inside)
+        values += tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(x + place, values.to(x.dtype.element_ty), mask=inside)
     inverse = 1 / tl.sqrt(tl.sum(values * values, axis=1) / size + eps)
     normed = values * inverse[:, None] * tl.load(weight + columns, mask=columns < size, other=0.0)
-    tl.store(out + row * size + columns, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, normed.to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
-    """Norm over the last dimension of [T, size] or [T, groups, size], as a new tensor of that shape.
-
-    Only tokens may be apart in memory. With `delta`, contiguous and of the same shape, x becomes x + delta.
-    """
-    size = x.shape[-1]
+    """Norm over the last dimension of [T, size], as a new tensor. With a `delta` [T, size], x becomes x + delta."""
+    rows, size = x.shape
     out = x.new_empty(x.shape)
-    rows, groups = x.numel() // size, x.shape[1] if x.dim() == 3 else 1
     constants = launch_constants(size)
     rms_norm_kernel[(triton.cdiv(rows, constants["ROWS"]),)](
-        x, x if delta is None else delta, weight, out, rows, groups, x.stride(0), size, eps,
-        ADD=delta is not None, **constants,
-    )  # fmt: skip
+        x, x if delta is None else delta, weight, out, rows, size, eps, ADD=delta is not None, **constants
+    )
     return out
 
 

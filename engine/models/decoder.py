@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.backends.base import Activation, Backend, Embedding, Linear
+from engine.backends.base import Activation, Backend, Embedding, HeadNorms, Linear
 from engine.batch import FlatBatch, ModelConfig, moved
 from engine.layers.rope import Rope
 
@@ -87,11 +87,10 @@ class Decoder:
         self, layer: Layer, backend: Backend, normed: Tensor, turns: Tensor, pool: Tensor, plan: object
     ) -> Tensor:
         """[T, hidden] normed states to [T, H * D]; their keys and values go to the pool first."""
-        config = self.config
-        heads, key_end = config.num_heads, config.num_heads + config.num_kv_heads
-        mixed = layer.qkv(normed).view(len(normed), -1, config.head_dim)
-        for part, weight in ((mixed[:, :heads], layer.query_norm), (mixed[:, heads:key_end], layer.key_norm)):
-            if weight is not None:
-                part.copy_(backend.rms_norm(part, weight, config.rms_eps))
-        backend.rotate_and_store(mixed, heads, turns, pool, plan)
+        heads = self.config.num_heads
+        mixed = layer.qkv(normed).view(len(normed), -1, self.config.head_dim)
+        norms = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = HeadNorms(layer.query_norm, layer.key_norm, self.config.rms_eps)
+        backend.rotate_and_store(mixed, heads, norms, turns, pool, plan)
         return backend.attend(mixed[:, :heads], pool, plan, self.scale, layer.window, self.attention_softcap)

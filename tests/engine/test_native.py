@@ -67,8 +67,8 @@ class Rounded(CpuBackend):
     def embedding(self, table: Tensor, head: Linear | None) -> Embedding:
         return super().embedding(pack(table, None, 8).dequantised()[: len(table), : table.shape[1]], None)
 
-    def rotate_and_store(self, mixed: Tensor, heads: int, rotations: Tensor, pool: Tensor, plan) -> None:
-        super().rotate_and_store(mixed, heads, rotations, pool, plan)
+    def rotate_and_store(self, mixed: Tensor, heads: int, norms, rotations: Tensor, pool: Tensor, plan) -> None:
+        super().rotate_and_store(mixed, heads, norms, rotations, pool, plan)
         new = pool[plan.slot_mapping]
         if self.kv_int8:
             step = new.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127

@@ -28,7 +28,7 @@ TARGETS = {
 
 
 ALL_SIZES = ("sm_90", "gfx942")
-OTHER_SIZES = ("decode-64", "decode-128", "prefill-64", "head-norm", "silu")
+OTHER_SIZES = ("decode-64", "decode-128", "prefill-64", "silu")
 """Of kernels that are compiled for the other targets too."""
 
 
@@ -70,18 +70,13 @@ CASES = {
     ),
     "rotate": Case(
         rotate_and_store.rotate_and_store_kernel,
-        "*bf16 *fp32 *bf16 *i64 i32 i32 i32:16",
-        {"BLOCK_TOKENS": 16, **rotate_and_store.launch_constants(64 + 2 * 8, 128)},
+        "*bf16 *fp32 *fp32 *fp32 *bf16 *i64 i32 i32 i32:16 fp32",
+        {"NORMED": True, "BLOCK_TOKENS": 16, **rotate_and_store.launch_constants(64 + 2 * 8, 128)},
     ),
     "norm": Case(
         rms_norm.rms_norm_kernel,
-        "*bf16 *bf16 *fp32 *bf16 i32 i32 i32:16 i32:16 fp32",
+        "*bf16 *bf16 *fp32 *bf16 i32 i32:16 fp32",
         {"ADD": True, **rms_norm.launch_constants(8192)},
-    ),
-    "head-norm": Case(
-        rms_norm.rms_norm_kernel,
-        "*bf16 *bf16 *fp32 *bf16 i32 i32 i32:16 i32:16 fp32",
-        {"ADD": False, **rms_norm.launch_constants(128)},
     ),
     "silu": Case(gate.gate_kernel, "*bf16 *bf16 i32 i32:16", {"GELU": False, "BLOCK": gate.BLOCK}),
     "gelu": Case(gate.gate_kernel, "*bf16 *bf16 i32 i32:16", {"GELU": True, "BLOCK": gate.BLOCK}),

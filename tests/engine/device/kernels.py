@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine import sampling
+from engine.backends.base import HeadNorms
 from engine.backends.triton import TritonBackend
 from engine.kernels import INTERPRETED
 from engine.kernels.choose import choose
@@ -49,17 +50,6 @@ def test_norm_of_rows(seed: int, dtype: torch.dtype, tokens: int, size: int, add
     close(x, total)
 
 
-@settings(max_examples=15)
-@given(seed=SEEDS, dtype=TYPES, tokens=st.integers(1, 4), groups=st.integers(1, 4), size=st.integers(1, 40))
-def test_norm_of_some_heads(seed: int, dtype: torch.dtype, tokens: int, groups: int, size: int) -> None:
-    torch.manual_seed(seed)
-    heads = torch.randn(tokens, groups + 3, size).to(dtype)
-    before, part, weight = heads.clone(), heads[:, 2 : 2 + groups], torch.randn(size)
-    wanted = part.double() / (part.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-    close(rms_norm(part, weight, 1e-6), wanted)
-    assert torch.equal(heads, before)
-
-
 @settings(max_examples=20)
 @given(seed=SEEDS, dtype=TYPES, tokens=st.integers(1, 4), size=st.integers(1, 1500), gelu=st.booleans())
 def test_gate(seed: int, dtype: torch.dtype, tokens: int, size: int, gelu: bool) -> None:
@@ -79,18 +69,22 @@ def test_gate(seed: int, dtype: torch.dtype, tokens: int, size: int, gelu: bool)
     kv_heads=st.integers(1, 3),
     shared=st.integers(1, 3),
     half=st.integers(1, 24),
+    normed=st.booleans(),
 )
-def test_turning_and_storing(seed, dtype, stored, tokens, kv_heads, shared, half) -> None:
+def test_turning_and_storing(seed, dtype, stored, tokens, kv_heads, shared, half, normed) -> None:
     torch.manual_seed(seed)
     heads, size = kv_heads * shared, 2 * half
     mixed = torch.randn(tokens, heads + 2 * kv_heads, size).to(dtype)
     rotations = torch.polar(torch.full((tokens, 1, half), 1.25), torch.randn(tokens, 1, half) * 9)
     slots = torch.randperm(5 * 16)[:tokens]
-    turned = mixed.double().clone()
+    turned = mixed.double()
+    norms = HeadNorms(torch.randn(size), torch.randn(size), 1e-6) if normed else None
+    for weight, part in zip(norms[:2] if norms else (), turned.split((heads, kv_heads, kv_heads), dim=1), strict=False):
+        part.mul_(weight / (part.square().mean(-1, keepdim=True) + 1e-6).sqrt())
     pairs = torch.view_as_complex(turned[:, : heads + kv_heads].unflatten(-1, (half, 2)).clone())
     turned[:, : heads + kv_heads] = torch.view_as_real(pairs * rotations.to(torch.complex128)).flatten(-2)
     pool = torch.full((5, 2 * kv_heads, 16, size), 7.0, dtype=stored)
-    rotate_and_store(mixed, heads, rotations, pool, slots)
+    rotate_and_store(mixed, heads, norms, rotations, pool, slots)
     close(mixed[:, :heads], turned[:, :heads])
     for row, slot in enumerate(slots.tolist()):
         close(pool[slot // 16, :, slot % 16], turned[row, heads:])
