@@ -121,9 +121,14 @@ def main() -> int:
         say(f"Not measured: {line}")
     sizes = QUICK if options.quick else FULL
     run = Run(load_tokenizer(path), sizes, options.only, 1 if options.quick else options.repeats)
-    run.all(systems)
+    try:
+        run.all(systems)
+    except (KeyboardInterrupt, SystemExit):  # what was measured until then took an hour: it is still shown
+        run.failed["the run"] = "interrupted"
     report = run.report(systems)
-    report.notes.insert(0, f"model {options.model}, {run.repeats} repetition(s); ratios are of medians")
+    report.notes.insert(
+        0, f"model {options.model}, beside its peers, {run.repeats} repetition(s); ratios are of medians"
+    )
     report.notes += [f"Not measured: {line}" for line in missing]
     report.notes += [f"Failed: {name}: {why}" for name, why in run.failed.items()]
     report.emit(options.json, PACKAGES)
