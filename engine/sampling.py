@@ -200,6 +200,8 @@ def _from_candidates(
     settled = (top_k <= size) | ((top_k >= vocabulary) & settled)
     kept.masked_fill_(running - kept >= goal.unsqueeze(1), 0)
     kept.masked_fill_(weights < min_p.unsqueeze(1), 0)
+    if size == vocabulary:
+        return _invert(torch.empty_like(kept).scatter_(1, tokens, kept), uniform)[0], settled
     tokens, order = tokens.sort(dim=-1)
     place, _ = _invert(kept.gather(1, order), uniform)
     return tokens.gather(1, place.unsqueeze(1)).squeeze(1), settled
