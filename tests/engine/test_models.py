@@ -110,7 +110,7 @@ def test_greedy_does_not_depend_on_company(saved: tuple[Path, torch.Tensor]) -> 
 
 def test_block_bytes_is_what_the_pool_takes(saved: tuple[Path, torch.Tensor]) -> None:
     folder, _ = saved
-    for dtype, size in (("float32", 4), ("int8", 2)):
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
         runner = load(folder, dtype)
         runner.allocate(10)
         config = runner.config
