@@ -119,7 +119,7 @@ def _with_tools(
 ) -> tuple[str, Callable[[], Grammar] | None]:
     """The grammar of an answer that may or must call tools, and otherwise is what the request asks for."""
     if grammar is None:
-        if format == "llama" and tools.choice == "auto":
+        if not formats.needs_grammar(format, tools):
             return "", None
         return "tools", partial(formats.grammar_of, format, tools, tokenizer)
     if tools.choice != "auto":

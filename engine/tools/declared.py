@@ -43,9 +43,7 @@ class Tools:
         return (self.choice,) if isinstance(self.choice, Function) else self.functions
 
 
-def read_tools(
-    tools: Sequence[Any], choice: str | Mapping[str, Any] | None, parallel: bool, checked: bool = True
-) -> Tools | None:
+def read_tools(tools: Sequence[Any], choice: str | Mapping[str, Any] | None, parallel: bool) -> Tools | None:
     """The request's `tools`, `tool_choice` and `parallel_tool_calls`; None where the model shall see no tools.
 
     Raises ToolError. Schemas that will be enforced are checked for keywords that can't be.

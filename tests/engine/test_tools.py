@@ -16,7 +16,7 @@ from engine.guided import GrammarError
 from engine.pieces import Piece, Splitter
 from engine.tokenizer import Tokenizer
 from engine.tools.declared import ToolError, Tools, read_tools
-from engine.tools.formats import Format, format_of, grammar_of, splitter_of
+from engine.tools.formats import Format, format_of, grammar_of, needs_grammar, splitter_of
 
 HERMES_TEMPLATE = "{{ tools }}<tool_call></tool_call>"
 LLAMA_TEMPLATE = '{{ tools }}{"name": function name, "parameters": …}'
@@ -286,6 +286,16 @@ def test_a_model_that_may_choose_writes_freely_and_calls_rightly(tokenizer: Toke
     for text in (*wrong, "<tool_call>", f"Hm. {wrong[0]}", one[:-1]):
         assert not follows(tokenizer, tools(), "hermes", text), text
     assert not follows(tokenizer, tools(parallel=False), "hermes", two)
+
+
+def test_a_llama_model_that_may_choose_is_free_unless_a_function_is_strict() -> None:
+    assert not needs_grammar("llama", tools(declared=DECLARED[1:])) and needs_grammar("llama", tools())
+    assert needs_grammar("llama", tools("required", declared=DECLARED[1:])) and needs_grammar("hermes", tools())
+    one = written("llama", [("weather", '{"city": "a"}')])
+    for text in ("", "Hello {}\n", "<b>", one, f"{one}; {one}"):
+        assert follows(LLAMA, tools(), "llama", text), text
+    for text in ('{"a": 1}', ' {"a": 1}', written("llama", [("weather", "{}")]), "<|python_tag|>x", f"{one} and"):
+        assert not follows(LLAMA, tools(), "llama", text), text
 
 
 def test_an_answer_may_be_calls_or_json() -> None:
