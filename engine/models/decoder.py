@@ -1,6 +1,6 @@
 """The transformer decoder that every family here is a case of: its weights, and one step of it, op by op.
 
-A family (llama.py, gemma3.py) only says which parts it has. A backend may also take a `Decoder` whole, as data, and run
+A family (llama.py, gemma.py) only says which parts it has. A backend may also take a `Decoder` whole, as data, and run
 its step in one call of its own.
 """
 
