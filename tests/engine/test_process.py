@@ -66,10 +66,11 @@ def test_it_says_what_it_decided_and_a_signal_lets_streams_end(small_model: Path
     options = ("--port", "0", "--kv-memory", "64MiB", "--max-batch-tokens", "128")
     with start("serve", str(small_model), *options) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
+        lines = [process.stdout.readline() for _ in range(6)]
         url = re.search(r"http://\S+", lines[0])[0]
-        assert small_model.stem in lines[1] and "182 blocks of 16 tokens = 2,912 tokens, 64.0 MiB" in lines[1]
-        assert "up to 128 tokens and 128 requests a step" in lines[4]
+        assert small_model.stem in lines[1] and "weights" in lines[1]
+        assert "182 of 16 tokens = 2,912 tokens of KV cache in bfloat16, 64.0 MiB" in lines[2]
+        assert "a step computes up to 128 tokens of 128 requests" in lines[5]
         body = {
             "model": small_model.stem, "prompt": "On and on", "max_tokens": 2800, "ignore_eos": True, "stream": True,
             "stream_options": {"include_usage": True},
