@@ -19,6 +19,9 @@ from engine.kernels.rotate_and_store import rotate_and_store
 
 Numbers = NDArray[np.int64]
 
+SPLITS = (1, 4, 16)
+"""Few numbers, because each makes a kernel of its own to compile."""
+
 SPLIT_KEYS = 256
 """Fewest keys worth a program of their own."""
 
@@ -53,8 +56,13 @@ class TritonBackend:
         if device.index:
             raise ValueError("A process computes on its first device: choose that with CUDA_VISIBLE_DEVICES")
         self.kv_dtype, self.device = dtype, device
-        cuda = device.type == "cuda"
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
+        self._processors = 1
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ValueError(
+                    "torch sees no GPU here: install its CUDA or ROCm build and the driver, or take the CPU"
+                )
+            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return PlainLinear(self._placed(weight), None if bias is None else self._placed(bias))
@@ -138,5 +146,5 @@ class TritonBackend:
         """Into how many programs to split each tile's keys so that the device has work for all its processors."""
         longest = max(batch.context_lens)
         keys = longest if window is None else min(longest, window)
-        wanted = min(2 * self._processors // (len(tiles.rows) * kv_heads), keys // SPLIT_KEYS)
-        return 1 << max(wanted, 1).bit_length() - 1
+        useful = min(2 * self._processors // (len(tiles.rows) * kv_heads), keys // SPLIT_KEYS)
+        return max(splits for splits in SPLITS if splits <= max(useful, 1))

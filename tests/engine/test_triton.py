@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from engine.backends.triton import TritonBackend
+from engine.kernels import INTERPRETED
+from engine.runner import load
 
 HERE = Path(__file__).parent
 
@@ -24,3 +29,16 @@ def test_in_the_interpreter(part: str) -> None:
     )
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
     print(run.stdout[-1000:])
+
+
+def test_refuses_what_it_cannot_run() -> None:
+    with pytest.raises(ValueError, match="int8 and int4 run on the CPU only so far: take bfloat16 on cuda"):
+        load(Path("any.gguf"), "int8", device="cuda")
+    with pytest.raises(ValueError, match="choose that with CUDA_VISIBLE_DEVICES"):
+        TritonBackend(torch.bfloat16, torch.device("cuda:1"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="torch sees no GPU here"):
+            load(Path("any.gguf"), "bfloat16", device="cuda")
+    if not INTERPRETED:
+        with pytest.raises(ValueError, match="TRITON_INTERPRET=1 only: use the CPU backend"):
+            TritonBackend(torch.float32, torch.device("cpu"))

@@ -58,7 +58,7 @@ def attention(size: int, shared: int, *, decoding: bool, splits: int = 1, softca
 CASES = {
     "decode-64": attention(64, 3, decoding=True),
     "decode-128": attention(128, 4, decoding=True),
-    "decode-128-split": attention(128, 8, decoding=True, splits=8),
+    "decode-128-split": attention(128, 8, decoding=True, splits=16),
     "decode-256": attention(256, 2, decoding=True, softcap=True),
     "prefill-64": attention(64, 3, decoding=False),
     "prefill-128": attention(128, 4, decoding=False),
@@ -66,7 +66,7 @@ CASES = {
     "join": Case(
         paged_attention.join_splits_kernel,
         "*fp32 *fp32 *bf16 *i32 *i32 *i32 i32 i32:16",
-        {"SPLITS": 8, "ROWS": 2, "DIM": 128, "num_warps": 1},
+        {"SPLITS": 16, "ROWS": 2, "DIM": 128, "num_warps": 1},
     ),
     "rotate": Case(
         rotate_and_store.rotate_and_store_kernel,
