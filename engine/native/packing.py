@@ -36,8 +36,8 @@ class Packed:
         lines = self.data.view(-1, self.columns // WEIGHT_GROUP, 4, TILE, 4)
         halves = torch.stack([lines & 15, lines >> 4], dim=2)  # [tiles, groups, 2, 4, 32, 4]
         values = halves.permute(0, 4, 1, 2, 3, 5).reshape(self.rows, -1, WEIGHT_GROUP).float()
-        steps, least = self.scales.permute(2, 0, 3, 1).reshape(2, self.rows, -1, 1).float()
-        return (values * steps + least).view(self.rows, self.columns)
+        scales = self.scales.permute(2, 0, 3, 1).reshape(2, self.rows, -1, 1).float()
+        return torch.addcmul(scales[1], values, scales[0]).view(self.rows, self.columns)
 
 
 def pack(weight: Tensor, bias: Tensor | None, bits: int) -> Packed:
