@@ -51,10 +51,16 @@ inline void store_token(const KvShape& shape, uint8_t* block, int64_t token, con
         scales[token] = quantise_head(value, shape.dim, reinterpret_cast<int8_t*>(values) + token * shape.dim);
         return;
     }
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(block);
-    for (int64_t d = 0; d < shape.dim / 2; d++) pairs[d * BLOCK_TOKENS + token] = narrow_pair(key[2 * d], key[2 * d + 1]);
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(block) + token;
     uint16_t* line = reinterpret_cast<uint16_t*>(values) + token / 2 * shape.wide_dim() * 2 + token % 2;
-    for (int64_t d = 0; d < shape.dim; d++) line[2 * d] = narrow(value[d]);
+    for (int64_t d = 0; d < shape.dim; d += 16) {
+        const int64_t count = std::min<int64_t>(16, shape.dim - d);
+        alignas(32) uint16_t keys[16], halves[16];
+        _mm256_store_si256((__m256i*)keys, narrow(_mm512_maskz_loadu_ps(first_lanes(count), key + d)));
+        _mm256_store_si256((__m256i*)halves, narrow(_mm512_maskz_loadu_ps(first_lanes(count), value + d)));
+        for (int64_t i = 0; i < count / 2; i++) std::memcpy(pairs + (d / 2 + i) * BLOCK_TOKENS, keys + 2 * i, 4);
+        for (int64_t i = 0; i < count; i++) line[2 * (d + i)] = halves[i];
+    }
 }
 
 // What a thread needs while it attends: kept between units, grown as needed.
@@ -64,54 +70,70 @@ struct Workspace {
     std::vector<uint8_t> widened;
 };
 
-// An int8 block's keys or values as the pairs that the bfloat16 layout has.
+// An int8 block's keys and values as the pairs that the bfloat16 layout has.
 inline void widen_block(const KvShape& shape, const uint8_t* block, uint8_t* out) {
-    const int8_t* keys = reinterpret_cast<const int8_t*>(block);
-    const float* scales = reinterpret_cast<const float*>(block + BLOCK_TOKENS * shape.dim);
+    const auto row = [&](const uint8_t* part, int64_t token, int64_t d) {
+        const int8_t* values = reinterpret_cast<const int8_t*>(part) + token * shape.dim + d;
+        const float scale = reinterpret_cast<const float*>(part + BLOCK_TOKENS * shape.dim)[token];
+        const __m128i bytes = _mm_maskz_loadu_epi8(first_lanes(shape.dim - d), values);
+        return narrow(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), _mm512_set1_ps(scale)));
+    };
     uint32_t* pairs = reinterpret_cast<uint32_t*>(out);
+    uint16_t* lines = reinterpret_cast<uint16_t*>(out + shape.dim * BLOCK_TOKENS * 2);
     for (int64_t t = 0; t < BLOCK_TOKENS; t++)
-        for (int64_t d = 0; d < shape.dim / 2; d++)
-            pairs[d * BLOCK_TOKENS + t] =
-                narrow_pair(keys[t * shape.dim + 2 * d] * scales[t], keys[t * shape.dim + 2 * d + 1] * scales[t]);
-    const int8_t* values = reinterpret_cast<const int8_t*>(block + shape.key_bytes());
-    scales = reinterpret_cast<const float*>(block + shape.key_bytes() + BLOCK_TOKENS * shape.dim);
-    uint32_t* lines = reinterpret_cast<uint32_t*>(out + shape.dim * BLOCK_TOKENS * 2);
-    for (int64_t t = 0; t < BLOCK_TOKENS; t += 2)
-        for (int64_t d = 0; d < shape.dim; d++)
-            lines[t / 2 * shape.wide_dim() + d] =
-                narrow_pair(values[t * shape.dim + d] * scales[t], values[(t + 1) * shape.dim + d] * scales[t + 1]);
+        for (int64_t d = 0; d < shape.dim; d += 16) {
+            alignas(32) uint16_t keys[16], values[16];
+            _mm256_store_si256((__m256i*)keys, row(block, t, d));
+            _mm256_store_si256((__m256i*)values, row(block + shape.key_bytes(), t, d));
+            const int64_t count = std::min<int64_t>(16, shape.dim - d);
+            for (int64_t i = 0; i < count / 2; i++) std::memcpy(pairs + (d / 2 + i) * BLOCK_TOKENS + t, keys + 2 * i, 4);
+            uint16_t* line = lines + t / 2 * shape.wide_dim() * 2 + t % 2;
+            for (int64_t i = 0; i < count; i++) line[2 * (d + i)] = values[i];
+        }
 }
 
-// Scores of R rows against one block's 16 keys. queries: [R][dim / 2] pairs, scaled already.
-template <int R>
-__attribute__((noinline)) void score_block(const uint32_t* queries, const uint32_t* keys, int64_t pairs, float* scores) {
-    __m512 sums[R];
-    each<R>([&](auto r) __attribute__((always_inline)) { sums[r] = _mm512_setzero_ps(); });
+// Scores of R rows against the 16 keys of each of B blocks. queries: [R][dim / 2] pairs, scaled already.
+template <int R, int B>
+__attribute__((noinline)) void score_blocks(const uint32_t* queries, const uint8_t* const* blocks, int64_t pairs,
+                                            float* scores) {
+    __m512 sums[R * B];
+    each<R * B>([&](auto i) __attribute__((always_inline)) { sums[i] = _mm512_setzero_ps(); });
+    const uint32_t* keys[B];
+    each<B>([&](auto b) __attribute__((always_inline)) { keys[b] = reinterpret_cast<const uint32_t*>(blocks[b]); });
     for (int64_t d = 0; d < pairs; d++) {
-        const __m512i key = _mm512_loadu_si512(keys + d * BLOCK_TOKENS);
+        __m512i key[B];
+        each<B>([&](auto b) __attribute__((always_inline)) { key[b] = _mm512_loadu_si512(keys[b] + d * BLOCK_TOKENS); });
         each<R>([&](auto r) __attribute__((always_inline)) {
-            sums[r] = dot_pairs(sums[r], key, _mm512_set1_epi32(queries[r * pairs + d]));
+            const __m512i query = _mm512_set1_epi32(queries[r * pairs + d]);
+            each<B>([&](auto b) __attribute__((always_inline)) { sums[r * B + b] = dot_pairs(sums[r * B + b], key[b], query); });
         });
     }
-    each<R>([&](auto r) __attribute__((always_inline)) { _mm512_storeu_ps(scores + r * RUN_KEYS, sums[r]); });
+    each<R * B>([&](auto i) __attribute__((always_inline)) {
+        _mm512_storeu_ps(scores + i / B * RUN_KEYS + i % B * BLOCK_TOKENS, sums[i]);
+    });
 }
 
-// Add the weighted values of one block to C x 16 elements of R rows. weights: [R][RUN_KEYS / 2] pairs.
+// Add the weighted values of a run to C x 16 elements of R rows. weights: [R][RUN_KEYS / 2] pairs. offset: of the
+// elements' first value in a block.
 template <int R, int C>
-__attribute__((noinline)) void weigh_block(const uint32_t* weights, const uint32_t* lines, int64_t wide_dim, float* out) {
+__attribute__((noinline)) void weigh_blocks(const uint32_t* weights, const uint8_t* const* blocks, int64_t count,
+                                            int64_t offset, int64_t wide_dim, float* out) {
     __m512 sums[R * C];
     each<R * C>([&](auto i) __attribute__((always_inline)) {
         sums[i] = _mm512_loadu_ps(out + i / C * wide_dim + 16 * (i % C));
     });
-    for (int64_t t = 0; t < BLOCK_TOKENS / 2; t++, lines += wide_dim) {
-        __m512i value[C];
-        each<C>([&](auto c) __attribute__((always_inline)) { value[c] = _mm512_loadu_si512(lines + 16 * c); });
-        each<R>([&](auto r) __attribute__((always_inline)) {
-            const __m512i weight = _mm512_set1_epi32(weights[r * (RUN_KEYS / 2) + t]);
-            each<C>([&](auto c) __attribute__((always_inline)) {
-                sums[r * C + c] = dot_pairs(sums[r * C + c], value[c], weight);
+    for (int64_t b = 0; b < count; b++, weights += BLOCK_TOKENS / 2) {
+        const uint32_t* lines = reinterpret_cast<const uint32_t*>(blocks[b] + offset);
+        for (int64_t t = 0; t < BLOCK_TOKENS / 2; t++, lines += wide_dim) {
+            __m512i value[C];
+            each<C>([&](auto c) __attribute__((always_inline)) { value[c] = _mm512_loadu_si512(lines + 16 * c); });
+            each<R>([&](auto r) __attribute__((always_inline)) {
+                const __m512i weight = _mm512_set1_epi32(weights[r * (RUN_KEYS / 2) + t]);
+                each<C>([&](auto c) __attribute__((always_inline)) {
+                    sums[r * C + c] = dot_pairs(sums[r * C + c], value[c], weight);
+                });
             });
-        });
+        }
     }
     each<R * C>([&](auto i) __attribute__((always_inline)) {
         _mm512_storeu_ps(out + i / C * wide_dim + 16 * (i % C), sums[i]);
@@ -135,9 +157,11 @@ struct Attention {
 template <int R>
 void score_run(const Attention& a, Workspace& work, int64_t row, const uint8_t* const* blocks, int64_t count) {
     const int64_t pairs = a.shape.dim / 2;
-    for (int64_t b = 0; b < count; b++)
-        score_block<R>(work.queries.data() + row * pairs, reinterpret_cast<const uint32_t*>(blocks[b]), pairs,
-                       work.scores.data() + row * RUN_KEYS + b * BLOCK_TOKENS);
+    const uint32_t* queries = work.queries.data() + row * pairs;
+    float* scores = work.scores.data() + row * RUN_KEYS;
+    int64_t b = 0;
+    for (; b + 2 <= count; b += 2) score_blocks<R, 2>(queries, blocks + b, pairs, scores + b * BLOCK_TOKENS);
+    if (b < count) score_blocks<R, 1>(queries, blocks + b, pairs, scores + b * BLOCK_TOKENS);
 }
 
 template <int R>
@@ -145,12 +169,9 @@ void weigh_run(const Attention& a, Workspace& work, int64_t row, const uint8_t* 
     const int64_t wide = a.shape.wide_dim(), offset = a.shape.dim * BLOCK_TOKENS * 2;
     const uint32_t* weights = work.weights.data() + row * (RUN_KEYS / 2);
     float* out = work.out.data() + row * wide;
-    for (int64_t b = 0; b < count; b++, weights += BLOCK_TOKENS / 2) {
-        const uint32_t* lines = reinterpret_cast<const uint32_t*>(blocks[b] + offset);
-        int64_t first = 0;
-        for (; first + 64 <= wide; first += 64) weigh_block<R, 4>(weights, lines + first, wide, out + first);
-        for (; first < wide; first += 16) weigh_block<R, 1>(weights, lines + first, wide, out + first);
-    }
+    int64_t first = 0;
+    for (; first + 64 <= wide; first += 64) weigh_blocks<R, 4>(weights, blocks, count, offset + 4 * first, wide, out + first);
+    for (; first < wide; first += 16) weigh_blocks<R, 1>(weights, blocks, count, offset + 4 * first, wide, out + first);
 }
 
 // Scores of one row's run to weights: mask, soft-cap, and the online softmax's bookkeeping. Keys are first_key.. .
@@ -163,22 +184,16 @@ inline void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t
         std::memset(weights, 0, count * BLOCK_TOKENS / 2 * sizeof *weights);
         return;
     }
-    const __m512 nothing = _mm512_set1_ps(-INFINITY);
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i from = _mm512_set1_epi32(static_cast<int>(begin)), to = _mm512_set1_epi32(static_cast<int>(end));
-    __m512 most = nothing;
-    for (int64_t k = 0; k < count * BLOCK_TOKENS; k += 16) {
-        const __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(k)));
-        const __mmask16 seen = _mm512_cmpge_epi32_mask(key, from) & _mm512_cmplt_epi32_mask(key, to);
-        __m512 score = _mm512_loadu_ps(scores + k);
-        if (a.softcap > 0) {  // scores are in units of log2
-            const __m512 cap = _mm512_set1_ps(a.softcap * LOG2_E);
-            score = _mm512_mul_ps(tanh(_mm512_div_ps(score, cap)), cap);
-        }
-        score = _mm512_mask_blend_ps(seen, nothing, score);
-        _mm512_storeu_ps(scores + k, score);
-        most = _mm512_max_ps(most, score);
+    const int64_t keys = count * BLOCK_TOKENS;
+    if (a.softcap > 0) {  // scores are in units of log2
+        const __m512 cap = _mm512_set1_ps(a.softcap * LOG2_E);
+        for (int64_t k = 0; k < keys; k += 16)
+            _mm512_storeu_ps(scores + k, _mm512_mul_ps(tanh(_mm512_div_ps(_mm512_loadu_ps(scores + k), cap)), cap));
     }
+    for (int64_t k = 0; k < begin; k++) scores[k] = -INFINITY;
+    for (int64_t k = end; k < keys; k++) scores[k] = -INFINITY;
+    __m512 most = _mm512_loadu_ps(scores);
+    for (int64_t k = 16; k < keys; k += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + k));
     const float before = work.largest[row], largest = std::max(before, _mm512_reduce_max_ps(most));
     if (largest > before) {
         const float shrink = std::exp2(before - largest);  // 0 in the first run
@@ -191,15 +206,10 @@ inline void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t
     const __m512 top = _mm512_set1_ps(largest);
     __m512 total = _mm512_setzero_ps();
     uint16_t* halves = reinterpret_cast<uint16_t*>(weights);
-    for (int64_t k = 0; k < count * BLOCK_TOKENS; k += 16) {
-        const __m512 weight = exp2(_mm512_sub_ps(_mm512_loadu_ps(scores + k), top));
-        // Round to bfloat16 as `narrow` does, and add up what will be multiplied.
-        __m512i bits = _mm512_castps_si512(weight);
-        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        bits = _mm512_srli_epi32(bits, 16);
-        total = _mm512_add_ps(total, _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)));
-        _mm256_storeu_si256((__m256i*)(halves + k), _mm512_cvtepi32_epi16(bits));
+    for (int64_t k = 0; k < keys; k += 16) {
+        const __m512 weight = exp2_short(_mm512_sub_ps(_mm512_loadu_ps(scores + k), top));
+        total = _mm512_add_ps(total, weight);
+        _mm256_storeu_si256((__m256i*)(halves + k), narrow(weight));
     }
     work.sum[row] += _mm512_reduce_add_ps(total);
 }
@@ -216,9 +226,12 @@ inline void attend(const Attention& a, const Unit& unit, int64_t head, const flo
     work.sum.assign(rows, 0.0f);
     for (int64_t r = 0; r < rows; r++) {
         const float* query = queries + (unit.first_row + r / a.group) * a.query_stride + r % a.group * dim;
-        const float factor = a.scale * LOG2_E;
-        for (int64_t d = 0; d < pairs; d++)
-            work.queries[r * pairs + d] = narrow_pair(query[2 * d] * factor, query[2 * d + 1] * factor);
+        uint16_t* scaled = reinterpret_cast<uint16_t*>(work.queries.data() + r * pairs);
+        const __m512 factor = _mm512_set1_ps(a.scale * LOG2_E);
+        for (int64_t d = 0; d < dim; d += 16) {
+            const __mmask16 some = first_lanes(dim - d);
+            _mm256_mask_storeu_epi16(scaled + d, some, narrow(_mm512_mul_ps(_mm512_maskz_loadu_ps(some, query + d), factor)));
+        }
     }
     const int64_t last_position = unit.first_position + unit.count - 1;
     const int64_t first_seen = a.window ? std::max<int64_t>(0, unit.first_position - a.window + 1) : 0;
@@ -228,6 +241,10 @@ inline void attend(const Attention& a, const Unit& unit, int64_t head, const flo
         // Blocks before the window may have been given away; their keys are masked, so any block stands in for them.
         for (int64_t b = 0; b < count; b++)
             blocks[b] = pool + unit.table[key / BLOCK_TOKENS + b] * a.shape.block_bytes() + head * a.shape.head_bytes();
+        if (rows < UNIT_ROWS)  // few rows: what they take from memory is not hidden by what they compute
+            for (int64_t b = 0; b < count; b++)
+                for (int64_t byte = 0; byte < a.shape.head_bytes(); byte += 64)
+                    _mm_prefetch(reinterpret_cast<const char*>(blocks[b] + byte), _MM_HINT_T0);
         if (a.shape.int8) {
             const int64_t size = (dim + wide) * BLOCK_TOKENS * 2;
             work.widened.resize(RUN_BLOCKS * size);
@@ -259,7 +276,11 @@ inline void attend(const Attention& a, const Unit& unit, int64_t head, const flo
     for (int64_t r = 0; r < rows; r++) {
         float* target = out + (unit.first_row + r / a.group) * a.out_stride + r % a.group * dim;
         const float inverse = 1 / work.sum[r];
-        for (int64_t d = 0; d < dim; d++) target[d] = work.out[r * wide + d] * inverse;
+        for (int64_t d = 0; d < dim; d += 16) {
+            const __mmask16 some = first_lanes(dim - d);
+            const __m512 sum = _mm512_maskz_loadu_ps(some, work.out.data() + r * wide + d);
+            _mm512_mask_storeu_ps(target + d, some, _mm512_mul_ps(sum, _mm512_set1_ps(inverse)));
+        }
     }
 }
 

@@ -33,10 +33,10 @@ struct Decoder {
 struct Step {
     const int64_t *token_ids, *positions, *slots;
     const int32_t *query_starts, *tables;
-    const int64_t* logits_rows;
+    const int64_t* logits_rows;  // ascending
     int64_t tokens, sequences, table_stride, num_logits;
-    float* logits;     // [num_logits, head.rows]: the vocabulary, padded
-    float* hidden;     // [tokens, hidden] final-norm states, or null
+    float* logits;  // [num_logits, head.rows]: the vocabulary, padded
+    float* hidden;  // [tokens, hidden] final-norm states instead of logits, or null
     uint8_t* scratch;  // scratch_bytes(decoder, tokens), 64-byte aligned
 };
 
@@ -46,9 +46,9 @@ int64_t padded(int64_t columns) { return ceil_div(columns, COLUMN_MULTIPLE) * CO
 
 // The step's buffers, carved out of one allocation. Strides in elements.
 struct Buffers {
-    int64_t x_stride, mixed_stride, attended_stride, gated_stride, widest;
-    float *x, *delta, *mixed, *attended, *gated, *turns, *logits;
-    Activations activations;
+    int64_t x_stride, mixed_stride, attended_stride, gated_stride;
+    float *x, *delta, *mixed, *attended, *turns;
+    Activations activations, gated;
     int64_t bytes;
 
     Buffers(const Decoder& d, int64_t tokens, uint8_t* base) {
@@ -56,7 +56,6 @@ struct Buffers {
         mixed_stride = padded((d.heads + 2 * d.kv.kv_heads) * d.kv.dim);
         attended_stride = padded(d.heads * d.kv.dim);
         gated_stride = padded(d.intermediate);
-        widest = std::max({x_stride, attended_stride, gated_stride});
         bytes = 0;
         const auto take = [&](int64_t size) {
             uint8_t* start = base + bytes;
@@ -67,12 +66,13 @@ struct Buffers {
         delta = (float*)take(tokens * x_stride * 4);
         mixed = (float*)take(tokens * mixed_stride * 4);
         attended = (float*)take(tokens * attended_stride * 4);
-        gated = (float*)take(tokens * gated_stride * 4);
-        turns = (float*)take(tokens * d.ropes * d.kv.dim * 4);
-        activations.values = (int8_t*)take(tokens * widest);
-        activations.scales = (float*)take(tokens * activation_groups(widest) * 4);
-        activations.sums = (int32_t*)take(tokens * activation_groups(widest) * 4);
-        activations.subsums = (int32_t*)take(tokens * widest / WEIGHT_GROUP * 4);
+        turns = (float*)take(tokens * d.ropes * 2 * d.kv.dim * 4);
+        for (auto [made, columns] : {std::pair{&activations, std::max(x_stride, attended_stride)}, {&gated, gated_stride}}) {
+            made->values = (int8_t*)take(tokens * columns);
+            made->scales = (float*)take(tokens * activation_groups(columns) * 4);
+            made->sums = (int32_t*)take(tokens * activation_groups(columns) * 4);
+            made->subsums = (int32_t*)take(tokens * columns / WEIGHT_GROUP * 4);
+        }
     }
 };
 
@@ -118,14 +118,15 @@ struct Run {
         std::fill(x + d.hidden, x + b.x_stride, 0.0f);
         const int64_t width = d.heads * d.kv.dim;
         std::fill(b.attended + row * b.attended_stride + width, b.attended + (row + 1) * b.attended_stride, 0.0f);
-        std::fill(b.gated + row * b.gated_stride + d.intermediate, b.gated + (row + 1) * b.gated_stride, 0.0f);
         const int64_t half = d.kv.dim / 2;
         for (int64_t r = 0; r < d.ropes; r++) {
-            float* turns = b.turns + (row * d.ropes + r) * d.kv.dim;
+            float* cosines = b.turns + (row * d.ropes + r) * 2 * d.kv.dim;
+            float* sines = cosines + d.kv.dim;
             for (int64_t i = 0; i < half; i++) {
                 const float angle = static_cast<float>(step.positions[row]) * d.frequencies[r * half + i];
-                turns[2 * i] = std::cos(angle) * d.magnitudes[r];
-                turns[2 * i + 1] = std::sin(angle) * d.magnitudes[r];
+                cosines[2 * i] = cosines[2 * i + 1] = std::cos(angle) * d.magnitudes[r];
+                sines[2 * i + 1] = std::sin(angle) * d.magnitudes[r];
+                sines[2 * i] = -sines[2 * i + 1];
             }
         }
     }
@@ -138,23 +139,25 @@ struct Run {
         quantise_row(normed, b.x_stride, to, b.activations);
     }
 
-    void multiply(const Matrix& w, int64_t rows, float* out, int64_t stride, Into into) {
-        pool.each(w.rows / TILE, [&](int64_t tile) { product_tile(w, tile, b.activations, rows, out, stride, into); });
+    void multiply(const Matrix& w, const Activations& a, int64_t rows, float* out, int64_t stride, Into into) {
+        pool.each(w.rows / TILE, [&](int64_t tile) { product_tile(w, tile, a, 0, rows, out + tile * TILE, stride, into); });
     }
 
     // Norms, rotation, and the row's keys and values into the pool.
     void place(const Layer& layer, int64_t row) {
         const int64_t dim = d.kv.dim, keys_end = d.heads + d.kv.kv_heads;
         float* mixed = b.mixed + row * b.mixed_stride;
-        const float* turns = b.turns + (row * d.ropes + layer.rope) * dim;
+        const float* cosines = b.turns + (row * d.ropes + layer.rope) * 2 * dim;
         for (int64_t head = 0; head < keys_end; head++) {
             float* x = mixed + head * dim;
             const float* norm = head < d.heads ? layer.query_norm : layer.key_norm;
             if (norm) rms_norm(x, norm, dim, d.eps, x);
-            for (int64_t i = 0; i < dim; i += 2) {
-                const float real = x[i], imaginary = x[i + 1];
-                x[i] = real * turns[i] - imaginary * turns[i + 1];
-                x[i + 1] = real * turns[i + 1] + imaginary * turns[i];
+            for (int64_t i = 0; i < dim; i += 16) {
+                const __mmask16 some = first_lanes(dim - i);
+                const __m512 pairs = _mm512_maskz_loadu_ps(some, x + i), swapped = _mm512_permute_ps(pairs, 0xb1);
+                const __m512 turned = _mm512_mul_ps(swapped, _mm512_maskz_loadu_ps(some, cosines + dim + i));
+                const __m512 cosine = _mm512_maskz_loadu_ps(some, cosines + i);
+                _mm512_mask_storeu_ps(x + i, some, _mm512_fmadd_ps(pairs, cosine, turned));
             }
         }
         const int64_t slot = step.slots[row];
@@ -175,9 +178,9 @@ struct Run {
     }
 
     // Multiply into the residual stream, through a norm where the family has one there.
-    void add(const Matrix& w, const float* norm, int64_t rows) {
-        if (!norm) return multiply(w, rows, b.x, b.x_stride, Into::ADD);
-        multiply(w, rows, b.delta, b.x_stride, Into::STORE);
+    void add(const Matrix& w, const Activations& a, const float* norm, int64_t rows) {
+        if (!norm) return multiply(w, a, rows, b.x, b.x_stride, Into::ADD);
+        multiply(w, a, rows, b.delta, b.x_stride, Into::STORE);
         pool.each(rows, [&](int64_t row) {
             float* delta = b.delta + row * b.x_stride;
             float* x = b.x + row * b.x_stride;
@@ -186,22 +189,31 @@ struct Run {
         });
     }
 
-    void run_layer(const Layer& layer) {
-        const int64_t rows = step.tokens;
+    // `wanted`: only these rows go on after this layer, moved to the front; null for all.
+    void run_layer(const Layer& layer, const int64_t* wanted) {
+        int64_t rows = step.tokens;
         pool.each(rows, [&](int64_t row) { norm_to_activations(row, row, layer.attn_norm); });
-        multiply(layer.qkv, rows, b.mixed, b.mixed_stride, Into::STORE);
+        multiply(layer.qkv, b.activations, rows, b.mixed, b.mixed_stride, Into::STORE);
         pool.each(rows, [&](int64_t row) { place(layer, row); });
         attend_all(layer);
+        if (wanted) {
+            rows = step.num_logits;
+            for (int64_t i = 0; i < rows; i++) {
+                std::memmove(b.x + i * b.x_stride, b.x + wanted[i] * b.x_stride, b.x_stride * sizeof(float));
+                std::memmove(b.attended + i * b.attended_stride, b.attended + wanted[i] * b.attended_stride,
+                             b.attended_stride * sizeof(float));
+            }
+        }
         pool.each(rows, [&](int64_t row) {
             quantise_row(b.attended + row * b.attended_stride, b.attended_stride, row, b.activations);
         });
-        add(layer.output, layer.output_norm, rows);
+        add(layer.output, b.activations, layer.output_norm, rows);
         pool.each(rows, [&](int64_t row) { norm_to_activations(row, row, layer.ffn_norm); });
-        multiply(layer.gate_up, rows, b.gated, b.gated_stride, d.gelu ? Into::GELU_GATE : Into::SILU_GATE);
-        pool.each(rows, [&](int64_t row) {
-            quantise_row(b.gated + row * b.gated_stride, b.gated_stride, row, b.activations);
+        const Into gate = d.gelu ? Into::GELU_GATE : Into::SILU_GATE;
+        pool.run(activation_groups(b.gated_stride), [&](int64_t group) {
+            gate_group(layer.gate_up, group, b.activations, rows, gate, b.gated_stride, b.gated);
         });
-        add(layer.down, layer.down_norm, rows);
+        add(layer.down, b.gated, layer.down_norm, rows);
     }
 
     void cap(float* row) {
@@ -210,23 +222,25 @@ struct Run {
             _mm512_storeu_ps(row + v, _mm512_mul_ps(tanh(_mm512_div_ps(_mm512_loadu_ps(row + v), cap)), cap));
     }
 
-    void finish() {
+    void all() {
+        pool.open();
+        pool.each(step.tokens, [&](int64_t row) { embed(row); });
+        for (int64_t i = 0; i + 1 < d.num_layers; i++) run_layer(d.layers[i], nullptr);
+        run_layer(d.layers[d.num_layers - 1], step.hidden ? nullptr : step.logits_rows);
         if (step.hidden)
             pool.each(step.tokens, [&](int64_t row) {
                 rms_norm(b.x + row * b.x_stride, d.norm, d.hidden, d.eps, step.hidden + row * d.hidden);
             });
-        pool.each(step.num_logits, [&](int64_t i) { norm_to_activations(step.logits_rows[i], i, d.norm); });
-        multiply(d.head, step.num_logits, step.logits, d.head.rows, Into::STORE);
-        if (d.logit_softcap > 0)
-            pool.each(step.num_logits, [&](int64_t i) { cap(step.logits + i * d.head.rows); });
+        else
+            finish();
+        pool.close();
     }
 
-    void all() {
-        pool.open();
-        pool.each(step.tokens, [&](int64_t row) { embed(row); });
-        for (int64_t i = 0; i < d.num_layers; i++) run_layer(d.layers[i]);
-        finish();
-        pool.close();
+    void finish() {
+        pool.each(step.num_logits, [&](int64_t i) { norm_to_activations(i, i, d.norm); });
+        multiply(d.head, b.activations, step.num_logits, step.logits, d.head.rows, Into::STORE);
+        if (d.logit_softcap > 0)
+            pool.each(step.num_logits, [&](int64_t i) { cap(step.logits + i * d.head.rows); });
     }
 };
 

@@ -37,28 +37,31 @@ struct Activations {
 
 inline int64_t activation_groups(int64_t columns) { return ceil_div(columns, ACTIVATION_GROUP); }
 
+// One group of one row to int8. `x`: the group's floats, ACTIVATION_GROUP of them or what the last group has.
+inline void quantise_group(const float* x, int64_t columns, int64_t row, int64_t group, const Activations& out) {
+    const int64_t first = group * ACTIVATION_GROUP, count = std::min(columns - first, ACTIVATION_GROUP);
+    int8_t* values = out.values + row * columns + first;
+    int32_t* subsums = out.subsums + (row * columns + first) / WEIGHT_GROUP;
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 steps = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
+    int32_t total = 0;
+    for (int64_t i = 0; i < count; i += WEIGHT_GROUP) {
+        const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), steps));
+        const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 16), steps));
+        _mm_storeu_si128((__m128i*)(values + i), _mm512_cvtsepi32_epi8(a));
+        _mm_storeu_si128((__m128i*)(values + i + 16), _mm512_cvtsepi32_epi8(b));
+        subsums[i / WEIGHT_GROUP] = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+        total += subsums[i / WEIGHT_GROUP];
+    }
+    out.scales[row * activation_groups(columns) + group] = largest / 127;
+    out.sums[row * activation_groups(columns) + group] = total;
+}
+
 // One row of `columns` floats (a multiple of COLUMN_MULTIPLE) to int8.
 inline void quantise_row(const float* x, int64_t columns, int64_t row, const Activations& out) {
-    const int64_t groups = activation_groups(columns);
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = g * ACTIVATION_GROUP, last = std::min(columns, first + ACTIVATION_GROUP);
-        __m512 most = _mm512_setzero_ps();
-        for (int64_t i = first; i < last; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
-        const float largest = _mm512_reduce_max_ps(most);
-        const __m512 steps = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
-        int32_t total = 0;
-        for (int64_t i = first; i < last; i += WEIGHT_GROUP) {
-            const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), steps));
-            const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 16), steps));
-            _mm_storeu_si128((__m128i*)(out.values + row * columns + i), _mm512_cvtsepi32_epi8(a));
-            _mm_storeu_si128((__m128i*)(out.values + row * columns + i + 16), _mm512_cvtsepi32_epi8(b));
-            const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
-            out.subsums[row * (columns / WEIGHT_GROUP) + i / WEIGHT_GROUP] = sum;
-            total += sum;
-        }
-        out.scales[row * groups + g] = largest / 127;
-        out.sums[row * groups + g] = total;
-    }
+    for (int64_t g = 0; g < activation_groups(columns); g++) quantise_group(x + g * ACTIVATION_GROUP, columns, row, g, out);
 }
 
 inline __m512i quad(const int8_t* values) {
@@ -158,6 +161,7 @@ inline void int4_tile(const Matrix& w, int64_t tile, const Activations& a, int64
 // What becomes of a product: stored, added to what is there, or gate and up (the two halves of a tile) combined.
 enum class Into { STORE, ADD, SILU_GATE, GELU_GATE };
 
+// R rows of one tile. `out`: of the first of the rows, where the tile's outputs go.
 template <int R>
 inline void rows_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, float* out, int64_t stride,
                       Into into) {
@@ -170,26 +174,25 @@ inline void rows_tile(const Matrix& w, int64_t tile, const Activations& a, int64
     if (w.bias)
         for (int r = 0; r < R; r++)
             for (int h = 0; h < 2; h++) sums[r][h] = _mm512_add_ps(sums[r][h], _mm512_loadu_ps(w.bias + tile * TILE + 16 * h));
-    for (int r = 0; r < R; r++) {
-        float* target = out + (row + r) * stride + tile * (into == Into::STORE || into == Into::ADD ? TILE : TILE / 2);
+    for (int r = 0; r < R; r++, out += stride) {
         if (into == Into::STORE || into == Into::ADD) {
             for (int h = 0; h < 2; h++) {
-                const __m512 sum = into == Into::ADD ? _mm512_add_ps(sums[r][h], _mm512_loadu_ps(target + 16 * h)) : sums[r][h];
-                _mm512_storeu_ps(target + 16 * h, sum);
+                const __m512 sum = into == Into::ADD ? _mm512_add_ps(sums[r][h], _mm512_loadu_ps(out + 16 * h)) : sums[r][h];
+                _mm512_storeu_ps(out + 16 * h, sum);
             }
         } else {
             const __m512 gate = into == Into::SILU_GATE ? silu(sums[r][0]) : gelu(sums[r][0]);
-            _mm512_storeu_ps(target, _mm512_mul_ps(gate, sums[r][1]));
+            _mm512_storeu_ps(out, _mm512_mul_ps(gate, sums[r][1]));
         }
     }
 }
 
-// All `rows` rows of one tile. Kept out of line: it is where a step's time goes, and profiles should say so.
-__attribute__((noinline)) void product_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t rows, float* out,
-                                            int64_t stride, Into into) {
-    int64_t row = 0;
-    for (; row + MOST_ROWS <= rows; row += MOST_ROWS) rows_tile<MOST_ROWS>(w, tile, a, row, out, stride, into);
-    switch (rows - row) {
+// Rows row..row + count of one tile. Out of line: it is where a step's time goes, and profiles should say so.
+__attribute__((noinline)) void product_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, int64_t count,
+                                            float* out, int64_t stride, Into into) {
+    for (; count >= MOST_ROWS; row += MOST_ROWS, count -= MOST_ROWS, out += MOST_ROWS * stride)
+        rows_tile<MOST_ROWS>(w, tile, a, row, out, stride, into);
+    switch (count) {
         case 11: return rows_tile<11>(w, tile, a, row, out, stride, into);
         case 10: return rows_tile<10>(w, tile, a, row, out, stride, into);
         case 9: return rows_tile<9>(w, tile, a, row, out, stride, into);
@@ -202,6 +205,21 @@ __attribute__((noinline)) void product_tile(const Matrix& w, int64_t tile, const
         case 2: return rows_tile<2>(w, tile, a, row, out, stride, into);
         case 1: return rows_tile<1>(w, tile, a, row, out, stride, into);
         default: return;
+    }
+}
+
+// The gated outputs of one activation group, quantised at once: they are never in memory as floats. `columns`: of `out`.
+inline void gate_group(const Matrix& w, int64_t group, const Activations& a, int64_t rows, Into into, int64_t columns,
+                       const Activations& out) {
+    constexpr int64_t TILES = ACTIVATION_GROUP / (TILE / 2), CHUNK = 4 * MOST_ROWS;
+    alignas(64) float gated[CHUNK][ACTIVATION_GROUP];
+    const int64_t first = group * TILES, tiles = std::min(TILES, w.rows / TILE - first);
+    if (tiles < TILES) std::memset(gated, 0, sizeof gated);
+    for (int64_t row = 0; row < rows; row += CHUNK) {
+        const int64_t count = std::min(CHUNK, rows - row);
+        for (int64_t t = 0; t < tiles; t++)
+            product_tile(w, first + t, a, row, count, gated[0] + t * TILE / 2, ACTIVATION_GROUP, into);
+        for (int64_t r = 0; r < count; r++) quantise_group(gated[r], columns, row + r, group, out);
     }
 }
 

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -54,8 +55,7 @@ public:
     // The same for 0 … count - 1 in runs of neighbours, a few for each thread.
     template <class Item>
     void each(int64_t count, const Item& item) {
-        const int64_t runs = static_cast<int64_t>(helpers.size() + 1) * 6, size = (count + runs - 1) / runs;
-        if (size == 0) return;
+        const int64_t runs = static_cast<int64_t>(helpers.size() + 1) * 8, size = std::max<int64_t>(1, count / runs);
         run((count + size - 1) / size, [&](int64_t r) {
             for (int64_t i = r * size; i < count && i < (r + 1) * size; i++) item(i);
         });
