@@ -1,9 +1,10 @@
 // Paged causal attention over KV blocks that are read where they lie (Kwon et al., 2023), with an online softmax over
 // runs of keys (Dao et al., 2022).
 //
-// A block holds 16 tokens of every key head, laid out for bfloat16 dot products of pairs: keys [dim / 2][16 tokens][2],
-// so that 16 scores come of one pass over a query, and values [8 pairs of tokens][dim][2]. In int8 the two are
-// [16 tokens][dim] bytes each, with a float32 scale a token, and are widened to the same layout before use.
+// A block holds 16 tokens of every key head, laid out for dot products. In bfloat16 these are of pairs: keys
+// [dim / 2][16 tokens][2], so that 16 scores come of one pass over a query, and values [8 pairs of tokens][dim][2]. In
+// int8 they are of fours: keys [dim / 4][16 tokens][4], unsigned around 128, and values [4 fours of tokens][dim][4],
+// signed, each followed by a float32 scale a token; queries are rounded to int8 and weights to eight bits then too.
 //
 // A row's result depends on that row alone, bit for bit: runs start at multiples of RUN_KEYS, and a run that a row
 // does not see leaves its sums as they are.
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "vector.h"
@@ -27,30 +29,47 @@ struct KvShape {
     int64_t kv_heads, dim, int8;  // int8: 1 or 0
 
     int64_t wide_dim() const { return ceil_div(dim, 16) * 16; }
-    int64_t key_bytes() const { return int8 ? BLOCK_TOKENS * (dim + 4) : dim * BLOCK_TOKENS * 2; }
-    int64_t value_bytes() const { return int8 ? BLOCK_TOKENS * (dim + 4) : wide_dim() * BLOCK_TOKENS * 2; }
+    int64_t quads() const { return ceil_div(dim, 4); }
+    int64_t key_bytes() const { return int8 ? (quads() + 1) * BLOCK_TOKENS * 4 : dim * BLOCK_TOKENS * 2; }
+    int64_t value_bytes() const { return int8 ? (wide_dim() + 4) * BLOCK_TOKENS : wide_dim() * BLOCK_TOKENS * 2; }
     int64_t head_bytes() const { return ceil_div(key_bytes() + value_bytes(), 64) * 64; }
     int64_t block_bytes() const { return kv_heads * head_bytes(); }
 };
 
-inline float quantise_head(const float* x, int64_t dim, int8_t* out) {
-    float largest = 0;
-    for (int64_t d = 0; d < dim; d++) largest = std::max(largest, std::fabs(x[d]));
-    const float steps = largest > 0 ? 127 / largest : 0;
-    for (int64_t d = 0; d < dim; d++) out[d] = static_cast<int8_t>(std::nearbyint(x[d] * steps));
-    return largest / 127;
+// [dim] floats to int8; returns the size of a step. `out` has room for whole vectors.
+inline float quantise_head(const float* x, int64_t dim, float factor, int8_t* out) {
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t d = 0; d < dim; d += 16)
+        most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(first_lanes(dim - d), x + d)));
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 steps = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
+    for (int64_t d = 0; d < dim; d += 16) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(first_lanes(dim - d), x + d), steps);
+        _mm_storeu_si128((__m128i*)(out + d), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(scaled)));
+    }
+    return largest / 127 * factor;
+}
+
+constexpr int64_t LARGEST_DIM = 1024;
+
+inline void store_token_int8(const KvShape& shape, uint8_t* block, int64_t token, const float* key, const float* value) {
+    int8_t rounded[LARGEST_DIM];
+    uint8_t* values = block + shape.key_bytes();
+    float* scales = reinterpret_cast<float*>(block + shape.quads() * BLOCK_TOKENS * 4);
+    scales[token] = quantise_head(key, shape.dim, 1, rounded);
+    for (int64_t q = 0; q < shape.quads(); q++)
+        for (int64_t i = 0; i < 4; i++)
+            block[(q * BLOCK_TOKENS + token) * 4 + i] = static_cast<uint8_t>(rounded[4 * q + i] + 128);
+    scales = reinterpret_cast<float*>(values + shape.wide_dim() * BLOCK_TOKENS);
+    scales[token] = quantise_head(value, shape.dim, 1, rounded);
+    uint8_t* line = values + token / 4 * shape.wide_dim() * 4 + token % 4;
+    for (int64_t d = 0; d < shape.dim; d++) line[4 * d] = static_cast<uint8_t>(rounded[d]);
 }
 
 // Store one token's key and value [dim] of one head. `block`: that head's part of its block.
 inline void store_token(const KvShape& shape, uint8_t* block, int64_t token, const float* key, const float* value) {
+    if (shape.int8) return store_token_int8(shape, block, token, key, value);
     uint8_t* values = block + shape.key_bytes();
-    if (shape.int8) {
-        float* scales = reinterpret_cast<float*>(block + BLOCK_TOKENS * shape.dim);
-        scales[token] = quantise_head(key, shape.dim, reinterpret_cast<int8_t*>(block) + token * shape.dim);
-        scales = reinterpret_cast<float*>(values + BLOCK_TOKENS * shape.dim);
-        scales[token] = quantise_head(value, shape.dim, reinterpret_cast<int8_t*>(values) + token * shape.dim);
-        return;
-    }
     uint32_t* pairs = reinterpret_cast<uint32_t*>(block) + token;
     uint16_t* line = reinterpret_cast<uint16_t*>(values) + token / 2 * shape.wide_dim() * 2 + token % 2;
     for (int64_t d = 0; d < shape.dim; d += 16) {
@@ -63,34 +82,14 @@ inline void store_token(const KvShape& shape, uint8_t* block, int64_t token, con
     }
 }
 
-// What a thread needs while it attends: kept between units, grown as needed.
+// What a thread needs while it attends: kept between units, grown as needed. By row of a unit.
 struct Workspace {
-    std::vector<uint32_t> queries, weights;
-    std::vector<float> scores, out, largest, sum;
-    std::vector<uint8_t> widened;
+    std::vector<uint32_t> queries;  // [dim / 2] pairs or [dim / 4] fours, scaled
+    std::vector<uint32_t> weights;  // [RUN_KEYS / 2] pairs or [RUN_KEYS / 4] fours
+    std::vector<float> scores, out;  // [RUN_KEYS], [wide_dim]
+    std::vector<float> largest, sum, query_steps, weight_steps;
+    std::vector<int32_t> query_sums;
 };
-
-// An int8 block's keys and values as the pairs that the bfloat16 layout has.
-inline void widen_block(const KvShape& shape, const uint8_t* block, uint8_t* out) {
-    const auto row = [&](const uint8_t* part, int64_t token, int64_t d) {
-        const int8_t* values = reinterpret_cast<const int8_t*>(part) + token * shape.dim + d;
-        const float scale = reinterpret_cast<const float*>(part + BLOCK_TOKENS * shape.dim)[token];
-        const __m128i bytes = _mm_maskz_loadu_epi8(first_lanes(shape.dim - d), values);
-        return narrow(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), _mm512_set1_ps(scale)));
-    };
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(out);
-    uint16_t* lines = reinterpret_cast<uint16_t*>(out + shape.dim * BLOCK_TOKENS * 2);
-    for (int64_t t = 0; t < BLOCK_TOKENS; t++)
-        for (int64_t d = 0; d < shape.dim; d += 16) {
-            alignas(32) uint16_t keys[16], values[16];
-            _mm256_store_si256((__m256i*)keys, row(block, t, d));
-            _mm256_store_si256((__m256i*)values, row(block + shape.key_bytes(), t, d));
-            const int64_t count = std::min<int64_t>(16, shape.dim - d);
-            for (int64_t i = 0; i < count / 2; i++) std::memcpy(pairs + (d / 2 + i) * BLOCK_TOKENS + t, keys + 2 * i, 4);
-            uint16_t* line = lines + t / 2 * shape.wide_dim() * 2 + t % 2;
-            for (int64_t i = 0; i < count; i++) line[2 * (d + i)] = values[i];
-        }
-}
 
 // Scores of R rows against the 16 keys of each of B blocks. queries: [R][dim / 2] pairs, scaled already.
 template <int R, int B>
@@ -140,6 +139,52 @@ __attribute__((noinline)) void weigh_blocks(const uint32_t* weights, const uint8
     });
 }
 
+// The same two in int8. steps and sums: of the queries' rows.
+template <int R, int B>
+__attribute__((noinline)) void score_blocks_int8(const uint32_t* queries, const float* steps, const int32_t* totals,
+                                                 const uint8_t* const* blocks, int64_t quads, float* scores) {
+    __m512i dots[R * B];
+    each<R * B>([&](auto i) __attribute__((always_inline)) { dots[i] = _mm512_set1_epi32(-128 * totals[i / B]); });
+    const uint8_t* keys[B];
+    each<B>([&](auto b) __attribute__((always_inline)) { keys[b] = blocks[b]; });
+    for (int64_t q = 0; q < quads; q++) {
+        __m512i key[B];
+        each<B>([&](auto b) __attribute__((always_inline)) { key[b] = _mm512_loadu_si512(keys[b] + q * 64); });
+        each<R>([&](auto r) __attribute__((always_inline)) {
+            const __m512i query = _mm512_set1_epi32(queries[r * quads + q]);
+            each<B>([&](auto b) __attribute__((always_inline)) { dots[r * B + b] = dot(dots[r * B + b], key[b], query); });
+        });
+    }
+    each<R * B>([&](auto i) __attribute__((always_inline)) {
+        const __m512 step = _mm512_mul_ps(_mm512_loadu_ps(keys[i % B] + quads * 64), _mm512_set1_ps(steps[i / B]));
+        _mm512_storeu_ps(scores + i / B * RUN_KEYS + i % B * BLOCK_TOKENS, _mm512_mul_ps(_mm512_cvtepi32_ps(dots[i]), step));
+    });
+}
+
+template <int R, int C>
+__attribute__((noinline)) void weigh_blocks_int8(const uint32_t* weights, const float* steps, const uint8_t* const* blocks,
+                                                 int64_t count, int64_t offset, int64_t wide_dim, float* out) {
+    __m512i dots[R * C];
+    each<R * C>([&](auto i) __attribute__((always_inline)) { dots[i] = _mm512_setzero_si512(); });
+    for (int64_t b = 0; b < count; b++, weights += BLOCK_TOKENS / 4) {
+        const uint8_t* lines = blocks[b] + offset;
+        for (int64_t t = 0; t < BLOCK_TOKENS / 4; t++, lines += 4 * wide_dim) {
+            __m512i value[C];
+            each<C>([&](auto c) __attribute__((always_inline)) { value[c] = _mm512_loadu_si512(lines + 64 * c); });
+            each<R>([&](auto r) __attribute__((always_inline)) {
+                const __m512i weight = _mm512_set1_epi32(weights[r * (RUN_KEYS / 2) + t]);
+                each<C>([&](auto c) __attribute__((always_inline)) {
+                    dots[r * C + c] = dot(dots[r * C + c], weight, value[c]);
+                });
+            });
+        }
+    }
+    each<R * C>([&](auto i) __attribute__((always_inline)) {
+        float* at = out + i / C * wide_dim + 16 * (i % C);
+        _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i]), _mm512_set1_ps(steps[i / C]), _mm512_loadu_ps(at)));
+    });
+}
+
 // The new tokens first..first + count of one sequence, whose token t lies in `table[t / 16]`.
 struct Unit {
     const int32_t* table;
@@ -156,26 +201,65 @@ struct Attention {
 
 template <int R>
 void score_run(const Attention& a, Workspace& work, int64_t row, const uint8_t* const* blocks, int64_t count) {
-    const int64_t pairs = a.shape.dim / 2;
-    const uint32_t* queries = work.queries.data() + row * pairs;
     float* scores = work.scores.data() + row * RUN_KEYS;
     int64_t b = 0;
+    if (a.shape.int8) {
+        const uint32_t* queries = work.queries.data() + row * a.shape.quads();
+        const float* steps = work.query_steps.data() + row;
+        const int32_t* totals = work.query_sums.data() + row;
+        for (; b + 2 <= count; b += 2)
+            score_blocks_int8<R, 2>(queries, steps, totals, blocks + b, a.shape.quads(), scores + b * BLOCK_TOKENS);
+        if (b < count)
+            score_blocks_int8<R, 1>(queries, steps, totals, blocks + b, a.shape.quads(), scores + b * BLOCK_TOKENS);
+        return;
+    }
+    const int64_t pairs = a.shape.dim / 2;
+    const uint32_t* queries = work.queries.data() + row * pairs;
     for (; b + 2 <= count; b += 2) score_blocks<R, 2>(queries, blocks + b, pairs, scores + b * BLOCK_TOKENS);
     if (b < count) score_blocks<R, 1>(queries, blocks + b, pairs, scores + b * BLOCK_TOKENS);
 }
 
 template <int R>
 void weigh_run(const Attention& a, Workspace& work, int64_t row, const uint8_t* const* blocks, int64_t count) {
-    const int64_t wide = a.shape.wide_dim(), offset = a.shape.dim * BLOCK_TOKENS * 2;
+    const int64_t wide = a.shape.wide_dim(), offset = a.shape.key_bytes();
     const uint32_t* weights = work.weights.data() + row * (RUN_KEYS / 2);
     float* out = work.out.data() + row * wide;
     int64_t first = 0;
+    if (a.shape.int8) {
+        const float* steps = work.weight_steps.data() + row;
+        for (; first + 64 <= wide; first += 64)
+            weigh_blocks_int8<R, 4>(weights, steps, blocks, count, offset + 4 * first, wide, out + first);
+        for (; first < wide; first += 16)
+            weigh_blocks_int8<R, 1>(weights, steps, blocks, count, offset + 4 * first, wide, out + first);
+        return;
+    }
     for (; first + 64 <= wide; first += 64) weigh_blocks<R, 4>(weights, blocks, count, offset + 4 * first, wide, out + first);
     for (; first < wide; first += 16) weigh_blocks<R, 1>(weights, blocks, count, offset + 4 * first, wide, out + first);
 }
 
+// Weights of one row's run, times their values' scales, to eight bits.
+inline void round_weights(const Attention& a, Workspace& work, int64_t row, const uint8_t* const* blocks, int64_t count) {
+    float* weights = work.scores.data() + row * RUN_KEYS;
+    const int64_t offset = a.shape.key_bytes() + a.shape.wide_dim() * BLOCK_TOKENS;
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t b = 0; b < count; b++) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(weights + 16 * b), _mm512_loadu_ps(blocks[b] + offset));
+        _mm512_storeu_ps(weights + 16 * b, scaled);
+        most = _mm512_max_ps(most, scaled);
+    }
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 steps = _mm512_set1_ps(largest > 0 ? 255 / largest : 0);
+    __m128i* bytes = reinterpret_cast<__m128i*>(work.weights.data() + row * (RUN_KEYS / 2));
+    for (int64_t b = 0; b < count; b++) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(weights + 16 * b), steps);
+        _mm_storeu_si128(bytes + b, _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(scaled)));
+    }
+    work.weight_steps[row] = largest / 255;
+}
+
 // Scores of one row's run to weights: mask, soft-cap, and the online softmax's bookkeeping. Keys are first_key.. .
-inline void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t position, int64_t first_key, int64_t count) {
+inline void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t position, int64_t first_key,
+                       const uint8_t* const* blocks, int64_t count) {
     float* scores = work.scores.data() + row * RUN_KEYS;
     const int64_t begin = a.window ? std::max<int64_t>(0, position - a.window + 1 - first_key) : 0;
     const int64_t end = std::min<int64_t>(count * BLOCK_TOKENS, position + 1 - first_key);
@@ -209,23 +293,37 @@ inline void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t
     for (int64_t k = 0; k < keys; k += 16) {
         const __m512 weight = exp2_short(_mm512_sub_ps(_mm512_loadu_ps(scores + k), top));
         total = _mm512_add_ps(total, weight);
-        _mm256_storeu_si256((__m256i*)(halves + k), narrow(weight));
+        if (a.shape.int8)
+            _mm512_storeu_ps(scores + k, weight);
+        else
+            _mm256_storeu_si256((__m256i*)(halves + k), narrow(weight));
     }
     work.sum[row] += _mm512_reduce_add_ps(total);
+    if (a.shape.int8) round_weights(a, work, row, blocks, count);
 }
 
 // One unit's rows for one key head. queries, out: row 0 of the step, at that key head's first query head.
 inline void attend(const Attention& a, const Unit& unit, int64_t head, const float* queries, const uint8_t* pool,
                    Workspace& work, float* out) {
     const int64_t dim = a.shape.dim, pairs = dim / 2, wide = a.shape.wide_dim(), rows = unit.count * a.group;
-    work.queries.resize(rows * pairs);
+    work.queries.resize(rows * std::max(pairs, a.shape.quads()) + 16);
     work.weights.resize(rows * RUN_KEYS / 2);
     work.scores.resize(rows * RUN_KEYS);
     work.out.assign(rows * wide, 0.0f);
     work.largest.assign(rows, -INFINITY);
     work.sum.assign(rows, 0.0f);
+    work.query_steps.resize(rows);
+    work.query_sums.resize(rows);
+    work.weight_steps.assign(rows, 0.0f);
     for (int64_t r = 0; r < rows; r++) {
         const float* query = queries + (unit.first_row + r / a.group) * a.query_stride + r % a.group * dim;
+        if (a.shape.int8) {
+            int8_t rounded[LARGEST_DIM];
+            work.query_steps[r] = quantise_head(query, dim, a.scale * LOG2_E, rounded);
+            work.query_sums[r] = std::accumulate(rounded, rounded + dim, 0);
+            std::memcpy(work.queries.data() + r * a.shape.quads(), rounded, a.shape.quads() * 4);
+            continue;
+        }
         uint16_t* scaled = reinterpret_cast<uint16_t*>(work.queries.data() + r * pairs);
         const __m512 factor = _mm512_set1_ps(a.scale * LOG2_E);
         for (int64_t d = 0; d < dim; d += 16) {
@@ -245,14 +343,6 @@ inline void attend(const Attention& a, const Unit& unit, int64_t head, const flo
             for (int64_t b = 0; b < count; b++)
                 for (int64_t byte = 0; byte < a.shape.head_bytes(); byte += 64)
                     _mm_prefetch(reinterpret_cast<const char*>(blocks[b] + byte), _MM_HINT_T0);
-        if (a.shape.int8) {
-            const int64_t size = (dim + wide) * BLOCK_TOKENS * 2;
-            work.widened.resize(RUN_BLOCKS * size);
-            for (int64_t b = 0; b < count; b++) {
-                widen_block(a.shape, blocks[b], work.widened.data() + b * size);
-                blocks[b] = work.widened.data() + b * size;
-            }
-        }
         int64_t row = 0;
         for (; row + SUB_ROWS <= rows; row += SUB_ROWS) score_run<SUB_ROWS>(a, work, row, blocks, count);
         switch (rows - row) {
@@ -262,7 +352,8 @@ inline void attend(const Attention& a, const Unit& unit, int64_t head, const flo
             case 2: score_run<2>(a, work, row, blocks, count); break;
             case 1: score_run<1>(a, work, row, blocks, count); break;
         }
-        for (int64_t r = 0; r < rows; r++) soften_row(a, work, r, unit.first_position + r / a.group, key, count);
+        for (int64_t r = 0; r < rows; r++)
+            soften_row(a, work, r, unit.first_position + r / a.group, key, blocks, count);
         row = 0;
         for (; row + SUB_ROWS <= rows; row += SUB_ROWS) weigh_run<SUB_ROWS>(a, work, row, blocks, count);
         switch (rows - row) {

@@ -70,13 +70,6 @@ inline __m512i quad(const int8_t* values) {
     return _mm512_set1_epi32(bits);
 }
 
-// acc + the dot products of 16 fours of bytes. Assembly, because with the intrinsic gcc 12 copies every sum to the stack
-// and back in each round of the loops below, which makes them three times as slow.
-__attribute__((always_inline)) inline __m512i dot(__m512i acc, __m512i weights, __m512i values) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(values));
-    return acc;
-}
-
 // One activation group of int8 weights into the sums of R rows. Out of line, so that during the loop the registers hold
 // nothing but the 2 R dot products, the weights and one activation.
 template <int R>

@@ -19,6 +19,7 @@ from engine.native.structs import CStep, DecoderStruct
 from engine.sampling import choose
 
 ALIGNMENT = 64
+LARGEST_HEAD = 1024
 
 
 class Packer:
@@ -47,8 +48,11 @@ class UnfitSizesError(Exception):
 def read(source: Path, bits: int) -> Decoder:
     """The model file or folder with its weights packed. Raises ModelFileError or UnfitSizesError."""
     checkpoint = open_checkpoint(source)
-    if checkpoint.config.intermediate_size % 16 or checkpoint.config.head_dim % 2:
-        raise UnfitSizesError(f"{source}: its feed-forward size is not a multiple of 16 or its head size is odd")
+    head_dim = checkpoint.config.head_dim
+    if checkpoint.config.intermediate_size % 16 or head_dim % 2 or head_dim > LARGEST_HEAD:
+        raise UnfitSizesError(
+            f"{source}: its feed-forward size is not a multiple of 16, or its head size is odd or over {LARGEST_HEAD}"
+        )
     decoder = build(checkpoint, Packer(bits))
     layers = [replace(layer, gate_up=interleave_halves(_packed(layer.gate_up))) for layer in decoder.layers]
     return replace(decoder, layers=tuple(layers))

@@ -98,4 +98,11 @@ __attribute__((always_inline)) inline __m512 dot_pairs(__m512 acc, __m512i a, __
 #endif
 }
 
+// acc + the dot products of 16 fours of bytes. Assembly, because with the intrinsic gcc 12 copies every sum to the stack
+// and back in each round of loops around it, which makes them three times as slow.
+__attribute__((always_inline)) inline __m512i dot(__m512i acc, __m512i weights, __m512i values) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(values));
+    return acc;
+}
+
 }  // namespace farthing

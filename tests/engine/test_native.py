@@ -69,12 +69,14 @@ class Rounded(CpuBackend):
 
     def rotate_and_store(self, mixed: Tensor, heads: int, norms, rotations: Tensor, pool: Tensor, plan) -> None:
         super().rotate_and_store(mixed, heads, norms, rotations, pool, plan)
-        new = pool[plan.slot_mapping]
-        if self.kv_int8:
-            step = new.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-            new = (new / step).round() * step
-        pool[plan.slot_mapping] = new.bfloat16().float()
-        mixed[:, :heads] = mixed[:, :heads].bfloat16().float()
+        pool[plan.slot_mapping] = self._kept(pool[plan.slot_mapping])
+        mixed[:, :heads] = self._kept(mixed[:, :heads])
+
+    def _kept(self, heads: Tensor) -> Tensor:
+        if not self.kv_int8:
+            return heads.bfloat16().float()
+        step = heads.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+        return (heads / step).round() * step
 
     @staticmethod
     def _product(weight: Tensor, bias: Tensor | None, bits: int) -> Linear:
@@ -131,10 +133,11 @@ def test_logits_are_those_of_the_same_rounding_op_by_op(folder: Path, bits: int,
         reference.allocate(64)
         wanted = all_logits(reference, TOKENS, BLOCKS)
         got = all_logits(compiled(folder, bits, kv_int8=kv_int8), TOKENS, BLOCKS)
-    # What is left is attention weights in bfloat16, and a rounding here and there that falls to the other side.
-    assert relative_error(got, wanted) < 0.03
-    assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() > 0.93
-    assert ((got - wanted).norm() / wanted.norm()).item() < 0.02
+    # What is left is attention weights in bfloat16, or in 8 bits, and a rounding here and there that falls to the other
+    # side.
+    assert relative_error(got, wanted) < (0.06 if kv_int8 else 0.03)
+    assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() > (0.9 if kv_int8 else 0.93)
+    assert ((got - wanted).norm() / wanted.norm()).item() < (0.04 if kv_int8 else 0.02)
 
 
 @pytest.mark.parametrize("kv_int8", [False, True])
