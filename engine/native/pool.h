@@ -94,7 +94,8 @@ private:
         while (true) {
             awake.wait(false, std::memory_order_acquire);
             if (ending) return;
-            for (int spins = 0; awake.load(std::memory_order_relaxed);) {
+            // A helper late to see `close` finds the pool open again when it ends.
+            for (int spins = 0; awake.load(std::memory_order_relaxed) && !ending;) {
                 if (take())
                     spins = 0;
                 else
