@@ -54,6 +54,14 @@ def test_imports_follow_the_table(folder: str) -> None:
     assert violations(folder) == []
 
 
+def test_models_know_no_backend() -> None:
+    """Only the interface, so that a model is written once for all of them."""
+    files = [path for folder in ("models", "layers") for path in (ROOT / "engine" / folder).glob("*.py")]
+    modules = {module for path in files for module in imported_modules(path)}
+    machinery = {m for m in modules if m.startswith(("engine.backends.", "engine.kernels", "engine.native"))}
+    assert machinery and all(m.startswith("engine.backends.base") for m in machinery)
+
+
 def test_the_walk_sees_a_violation(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    from engine import server\n")

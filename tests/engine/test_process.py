@@ -70,6 +70,8 @@ def test_it_says_what_it_decided_and_a_signal_lets_streams_end(small_model: Path
         url = re.search(r"http://\S+", lines[0])[0]
         assert small_model.stem in lines[1] and "weights" in lines[1]
         assert "182 of 16 tokens = 2,912 tokens of KV cache in bfloat16, 64.0 MiB" in lines[2]
+        assert re.search(r"cost .* a step, .* a prefill token and .* a decode token", lines[3])
+        assert re.search(r"memory .* now; .* sampling at most [1-9][\d.]* [MG]iB", lines[4])
         assert "a step computes up to 128 tokens of 128 requests" in lines[5]
         body = {
             "model": small_model.stem, "prompt": "On and on", "max_tokens": 2800, "ignore_eos": True, "stream": True,

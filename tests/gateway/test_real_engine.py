@@ -184,3 +184,25 @@ async def test_the_engine_killed_mid_stream_and_restarted(gateway: Gateway, engi
     first, second = await gateway.rows(2)
     assert (first["status"], second["status"]) == ("upstream_error", "ok")
     assert first["attempts"][0]["output_text"] >= 2
+
+
+async def test_the_engine_killed_before_it_answered_and_restarted(gateway: Gateway, engine: Engine) -> None:
+    """What has not begun to stream is asked again, of the engine that comes up."""
+    asked = [
+        asyncio.create_task(
+            gateway.chat(messages=[{"role": "user", "content": text * 400}], max_tokens=4, stream=stream)
+        )
+        for text, stream in (("Name three colours. ", False), ("Count to a hundred. ", True))
+    ]  # seconds of prefill each
+    async with httpx.AsyncClient(trust_env=False) as http:
+        there = 0.0
+        while there < 2:
+            metrics = (await http.get(engine.url.removesuffix("/v1") + "/metrics")).text
+            there = sum(float(count) for count in re.findall(r"^farthing_engine_sequences{.*} (.*)$", metrics, re.M))
+            assert not any(task.done() for task in asked)
+    await engine.kill()
+    await engine.start()
+    whole, stream = await asyncio.wait_for(asyncio.gather(*asked), 90)
+    assert whole.json()["usage"]["completion_tokens"] > 0 and stream.text.endswith("data: [DONE]\n\n")
+    for row in await gateway.rows(2):
+        assert (row["status"], [a["status"] for a in row["attempts"]]) == ("ok", ["upstream_error", "ok"])
