@@ -1,7 +1,8 @@
 """From a decided call to an upstream's answer: which upstream, how often to try, what its refusals mean to the caller.
 
 Only what is safe is tried again, and only before a byte has gone to the caller: a refused connection and a 503 (the
-engine restarts) with back-off within the upstream's window, a connection that broke without an answer once more.
+engine restarts) with back-off within the upstream's window, a connection that broke without an answer once more, in a
+window of its own.
 """
 
 import asyncio
@@ -98,6 +99,8 @@ class Dispatcher:
             except BrokenError as error:
                 attempt.end("upstream_error", str(error))
                 broken += 1
+                # It may have waited there for long: a restart has its whole window from now on.
+                patience = Patience(upstream.settings.connect_window_seconds)
                 if broken == MAX_BROKEN or not await patience.wait():
                     raise _failed(502, f"The upstream {upstream.name} closed the connection: {error}.") from error
                 continue

@@ -169,6 +169,25 @@ async def test_a_connection_cut_without_an_answer_is_tried_once_more(gateway: Ga
     assert len({request.headers["x-farthing-request-id"] for request in upstream.chats}) == 2
 
 
+async def test_a_request_that_waited_long_in_a_killed_engine_is_tried_again(
+    gateway: Gateway, upstream: Scripted
+) -> None:
+    async def script(request: Request, connection: Connection) -> None:
+        if len(upstream.chats) > 1:
+            await upstream.chat(request, connection)
+        else:
+            await asyncio.sleep(1.2)  # longer than the window in which a restart is waited for
+            await upstream.stop()
+            connection.die()
+
+    upstream.script = script
+    asking = asyncio.create_task(gateway.chat())
+    await asyncio.sleep(1.6)
+    await upstream.start()
+    assert (await asking).status_code == 200
+    assert [a["status"] for a in (await gateway.row())["attempts"]] == ["upstream_error", "ok"]
+
+
 async def test_a_request_that_kills_the_engine_is_not_tried_for_ever(gateway: Gateway, upstream: Scripted) -> None:
     async def script(_: Request, connection: Connection) -> None:
         connection.die()
