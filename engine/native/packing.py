@@ -37,7 +37,7 @@ class Packed:
         halves = torch.stack([lines & 15, lines >> 4], dim=2)  # [tiles, groups, 2, 4, 32, 4]
         values = halves.permute(0, 4, 1, 2, 3, 5).reshape(self.rows, -1, WEIGHT_GROUP).float()
         scales = self.scales.permute(2, 0, 3, 1).reshape(2, self.rows, -1, 1).float()
-        return torch.addcmul(scales[1], values, scales[0]).view(self.rows, self.columns)
+        return torch.addcmul(scales[1], values, scales[0]).reshape(self.rows, self.columns)
 
 
 def pack(weight: Tensor, bias: Tensor | None, bits: int) -> Packed:

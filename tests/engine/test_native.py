@@ -183,6 +183,12 @@ def test_packing_keeps_values_to_half_a_step(bits: int) -> None:
     assert torch.equal(halves, turns)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_weight_of_one_tile_is_read_back(bits: int) -> None:
+    weight = torch.randn(32, 64)
+    assert relative_error(pack(weight, None, bits).dequantised(), weight) < 0.1
+
+
 def test_weights_in_sixteen_steps_or_fewer_are_kept_as_they_are() -> None:
     steps, least = torch.rand(64, 4, 1).half().float() / 8 + 2**-6, torch.randn(64, 4, 1).half().float()
     used = torch.randint(7, 16, (64, 4, 1))
