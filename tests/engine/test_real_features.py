@@ -1,4 +1,4 @@
-"""Log-probabilities and embeddings of the real small model: its own, whatever was cached, chunked or beside them."""
+"""Texts, log-probabilities and embeddings of the real small model: its own, whatever was cached or ran beside them."""
 
 import gc
 from collections.abc import Iterator
@@ -83,3 +83,27 @@ def test_a_deterministic_request_has_the_same_logprobs_in_company(runner: ModelR
             events = harness.collect(request, *others)[request]
             found.append((text(events), [score for event in events for score in event.scores]))
     assert found[0] == found[1] and len(found[0][1]) == 12
+
+
+def test_collisions_and_pressure_change_no_text(
+    runner: ModelRunner, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all blocks have one hash, and where the pool is too small for all that run; and no hit is reported."""
+    if not runner.batch_invariant:
+        pytest.skip("op by op, an int8 row depends on its neighbours")
+    prompts = [f"{number}: {PROMPT[: 100 + 40 * number]}" for number in range(4)]
+    found, preemptions = [], []
+    for blocks, digest in ((200, None), (200, lambda *fields: b"same"), (16, None)):
+        model = HostedModel("m", runner, tokenizer, blocks, 64)
+        if digest:
+            monkeypatch.setattr(model.blocks, "digest", digest)
+        with Harness(model) as harness:
+            requests = [harness.submit(model, prompt, 80) for prompt in prompts]
+            events = harness.collect(*requests)
+            found.append([text(events[request]) for request in requests])
+            assert all(events[request][-1].account.input_cached == 0 for request in requests)
+            again = harness.submit(model, prompts[0], 80)
+            assert text(harness.collect(again)[again]) == found[0][0]
+            preemptions.append(model.scheduler.preemptions)
+    assert found[0] == found[1] == found[2]
+    assert preemptions[:2] == [0, 0] and preemptions[2] > 0
