@@ -30,29 +30,42 @@ class KvTypeName(StrEnum):
 
 @app.command()
 def serve(
-    models: Annotated[list[str], typer.Argument(help="Names from the catalogue, .gguf files or model folders.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL", help="Names from `models list`, .gguf files or folders with safetensors."),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
     dtype: Annotated[
         DTypeName | None,
-        typer.Option(help="What weights are kept in. Default: int8 where the CPU has VNNI or AMX, else bfloat16."),
+        typer.Option(
+            help="What weights are kept in, from exact to small. Default: int8 where the CPU has AVX512-VNNI or AMX, "
+            "else bfloat16."
+        ),
     ] = None,
     kv_dtype: Annotated[
         KvTypeName | None,
-        typer.Option(help="int8 holds twice the tokens in the KV cache. Default: bfloat16, or float32 with float32."),
+        typer.Option(
+            help="What the KV cache is kept in: int8, for int8 and int4 weights, has room for almost twice the tokens. "
+            "Default: bfloat16, or float32 with float32 weights."
+        ),
     ] = None,
     kv_memory: Annotated[
         str | None,
         typer.Option(
-            help="KV cache of all models together, like 1GiB. Default: a quarter of free memory, 4 GiB at most."
+            help="Memory for the KV caches of all models together, like 1GiB. Default: a quarter of what is free once "
+            "the models are loaded, 4 GiB at most."
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to compute on. Default: all.", min=1)] = None,
-    max_batch_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
+    max_batch_tokens: Annotated[
+        int, typer.Option(help="Most tokens computed in one step, of all requests.", min=1)
+    ] = 512,
     tenant_cache_floor: Annotated[
         float,
         typer.Option(
-            help="Part of the KV cache set aside for what each tenant has cached, evenly: no other tenant evicts it.",
+            help="Part of the KV cache, from 0 to 0.9, in which tenants keep equal shares: what one has cached there "
+            "no other tenant's requests push out.",
             min=0,
             max=0.9,
         ),
@@ -75,6 +88,7 @@ def serve(
     except OSError as error:
         _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port.")
     chosen = default_dtype() if dtype is None else dtype.value
+    typer.echo(f"Loading {' and '.join(found)} (a first start takes longer than later ones)", err=True)
     options = ServeOptions(
         models=found,
         dtype=chosen,

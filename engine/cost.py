@@ -61,10 +61,15 @@ class CostModel:
 
     def __str__(self) -> str:
         return (
-            f"{1e3 * self.step:.2g} ms a step, {1e3 * self.prefill_row:.2g} ms a prefill token and "
-            f"{1e3 * self.decode_row:.2g} ms a decode token, {1e6 * self.prefill_context:.2g} and "
-            f"{1e6 * self.decode_context:.2g} us for each token in its context"
+            f"{_short(1e3 * self.step)} ms a step, {_short(1e3 * self.prefill_row)} ms a prefill token and "
+            f"{_short(1e3 * self.decode_row)} ms a decode token, {_short(1e6 * self.prefill_context)} and "
+            f"{_short(1e6 * self.decode_context)} us for each token in its context"
         )
+
+
+def _short(number: float) -> str:
+    """Two digits, without an exponent for what is large."""
+    return f"{number:.0f}" if number >= 99.5 else f"{number:.2g}"
 
 
 def _weight(row: float, context: float, start: int, end: int) -> float:

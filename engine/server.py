@@ -215,7 +215,7 @@ async def _render(
     try:
         return await asyncio.to_thread(render, model.tokenizer, messages, check, tools=declared, options=options)
     except ChatError as error:
-        raise bad_request(str(error), error.param) from error
+        raise bad_request(f"{str(error).rstrip('.')}.", error.param) from error
 
 
 async def _encode(model: HostedModel, text: str) -> list[int]:

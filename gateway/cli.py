@@ -39,8 +39,10 @@ def up(
     ] = None,
     database_url: Annotated[str | None, typer.Option(help="Use this PostgreSQL, not the embedded one.")] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "int8"] | None,
-        typer.Option(help="What the engine computes in. Default: int8 where the CPU has VNNI or AMX, else bfloat16."),
+        Literal["float32", "bfloat16", "int8", "int4"] | None,
+        typer.Option(
+            help="What the engine keeps weights in. Default: int8 where the CPU has AVX512-VNNI or AMX, else bfloat16."
+        ),
     ] = None,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Start no engine: farthing.toml says where the models are.")
