@@ -4,16 +4,17 @@
 torch code in engine.backends, which it is tested against, runs instead.
 """
 
+import contextlib
 import ctypes
 import functools
 import logging
-import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import torch
 
-from engine.native.compile import FOLDER, build, file_name
+from engine.native.compile import FOLDER, build, file_name, user_cache
 
 log = logging.getLogger("engine")
 
@@ -29,11 +30,18 @@ def library() -> ctypes.CDLL | None:
     if not able():
         return None
     bf16 = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farthing" / "native"
     try:
         ahead_of_time = FOLDER / file_name(bf16)
-        return ctypes.CDLL(str(ahead_of_time if ahead_of_time.exists() else build(cache, bf16)))
+        return ctypes.CDLL(str(ahead_of_time)) if ahead_of_time.exists() else _compiled(bf16)
     except (OSError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip()[:500]
         log.warning("The decoder could not be compiled: %s", reason)
         return None
+
+
+def _compiled(bf16: bool) -> ctypes.CDLL:
+    """Kept in the user's cache; where that cannot be written, compiled at every start."""
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(str(build(user_cache() / "native", bf16)))
+    with tempfile.TemporaryDirectory() as scratch:  # what is loaded needs its file no longer
+        return ctypes.CDLL(str(build(Path(scratch), bf16)))

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import torch
 from engine.batch import ModelConfig
 from engine.layers.rope import Rope
 from engine.models.decoder import Decoder, Layer
+from engine.native.compile import user_cache
 from engine.native.packing import Packed
 
 log = logging.getLogger("engine")
@@ -26,7 +26,11 @@ def packed(source: Path, bits: int, make: Callable[[], Decoder]) -> Decoder:
 
     A cache that cannot be read or written costs the time that it would have saved, and a line in the log.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farthing" / "packed"
+    try:
+        folder = user_cache() / "packed"
+    except FileNotFoundError as error:
+        log.warning("The packed weights of %s are not kept for the next start: %s", source, error)
+        return make()
     name = f"{source.resolve().stem}-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]}-int{bits}-"
     target = folder / f"{name}{_fingerprint(source)}.pt"
     if target.exists():

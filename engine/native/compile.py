@@ -32,6 +32,14 @@ def file_name(bf16: bool) -> str:
     return f"decoder-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
 
+def user_cache() -> Path:
+    """Where the user's programs keep what they can make again. Raises FileNotFoundError for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farthing"
+    except RuntimeError as error:
+        raise FileNotFoundError("the user has no home folder (name a folder in XDG_CACHE_HOME)") from error
+
+
 def compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
