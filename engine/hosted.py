@@ -172,7 +172,9 @@ class HostedModel:
             scoring.sequence.reuse = not scoring.scores_prompt  # from now on a preempted one may come back by the cache
             logits = logits[last - first :]
         else:
-            logits = self.runner.forward(batch)
+            ends = zip(generations, chunks, batch.query_starts[1:], strict=True)
+            rows = [end - 1 for generation, chunk, end in ends if chunk.samples and not generation.only_reads]
+            logits = self.runner.forward(replace(batch, logits_rows=torch.tensor(rows, dtype=torch.int64)))
         drawn = draw(logits, sampling, self.runner.choose)
         return [(generation, token, score) for generation, (token, score) in zip(sampling, drawn, strict=True)]
 

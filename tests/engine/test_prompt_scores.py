@@ -1,8 +1,11 @@
 """Scores of prompts: complete and the same under pressure, and never more logits at once than a step may have."""
 
+import time
+
+from engine.accounting import Clock
 from engine.hosted import SCORED_ROWS
 from tests.engine.fake_model import expected_text, fake_model
-from tests.engine.harness import Harness, text
+from tests.engine.harness import Harness, generation, text
 
 
 def test_pressure_changes_no_score() -> None:
@@ -41,3 +44,21 @@ def test_an_abort_while_a_prompt_is_scored_gives_everything_back() -> None:
         assert harness.collect(request)[request][-1].finish == "abort"
         again = harness.submit(model, "x" * 400, 5)
         assert len(text(harness.collect(again)[again])) == 5
+
+
+def test_prompts_that_are_only_read_leave_the_others_of_their_step_alone() -> None:
+    model = fake_model(num_blocks=100, budget=512)
+    for temperature in (0.0, 1e-3):
+        prompts = {f"{temperature} {word}": count for word, count in (("read", 0), ("one", 3), ("skip", 0), ("two", 4))}
+        requests = {
+            prompt: generation(model, prompt, count, streaming=False, max_tokens=count, temperature=temperature)
+            for prompt, count in prompts.items()
+        }
+        for request in requests.values():
+            model.start(request)
+        events = []
+        while model.has_work:
+            events += model.step(Clock(time.monotonic()))
+        found = {event.generation: (event.text, event.finish) for event in events if event.finish}
+        for prompt, request in requests.items():
+            assert found[request] == (expected_text(prompt, prompts[prompt]), "length")
