@@ -111,6 +111,10 @@ def _response_schema(wanted: Mapping[str, Any]) -> Any:
         raise bad_request(f'{where} must look like {{"name": …, "schema": {{…}}}}.', where)
     if extra := set(named) - {"name", "description", "schema", "strict"}:
         raise bad_request(f"Unknown parameter: {where}.{min(extra)}.", f"{where}.{min(extra)}")
+    for field, kind in (("name", str), ("description", str), ("strict", bool)):
+        if not isinstance(named.get(field), kind | None):
+            text = f"{where}.{field} must be {'a string' if kind is str else 'true or false'}."
+            raise bad_request(text, f"{where}.{field}")
     return named["schema"]
 
 

@@ -96,16 +96,24 @@ class TextOffsets:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = start
 
-    def next(self, token: int) -> int:
+    def next(self, token: int, *, written: bool = False) -> int:
+        """Where the token begins; `written`: the text has control tokens written out."""
         begin = self._at
-        self._at += len(self._utf8.decode(self._tokenizer.token_bytes(token)))
+        spell = self._tokenizer.spell if written else self._tokenizer.token_bytes
+        self._at += len(self._utf8.decode(spell(token)))
         return begin
 
 
 def text_logprobs(
-    tokenizer: Tokenizer, offsets: TextOffsets, scores: Sequence[TokenScore], top: int, *, first: int | None = None
+    tokenizer: Tokenizer,
+    offsets: TextOffsets,
+    scores: Sequence[TokenScore],
+    top: int,
+    *,
+    first: int | None = None,
+    echo: str = "",
 ) -> TextLogprobs:
-    """`first`: a token that stands before all others and has no score."""
+    """`first`: a token that stands before all others and has no score; then they are those of the text `echo`."""
     ids = [score.token for score in scores]
     lead = [] if first is None else [first]
     tops: list[dict[str, float] | None] = [None for _ in lead]
@@ -113,8 +121,10 @@ def text_logprobs(
         # The token itself is always among them (OpenAI's legacy API gives up to one more than asked).
         best = {spell(tokenizer, id): logprob for id, logprob in score.top}
         tops.append({**best, spell(tokenizer, score.token): score.logprob})
+    # A token that the engine put before the prompt is not in its text.
+    begins = [offsets.next(id, written=echo.startswith(spell(tokenizer, id))) for id in lead]
     return TextLogprobs(
-        [offsets.next(id) for id in (*lead, *ids)],
+        begins + [offsets.next(id, written=bool(lead)) for id in ids],
         [*(None for _ in lead), *(score.logprob for score in scores)],
         [spell(tokenizer, id) for id in (*lead, *ids)],
         tops if top else None,

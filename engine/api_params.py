@@ -1,5 +1,7 @@
 """A decoded request's parameters as the engine wants them, each checked and named where it is wrong."""
 
+import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ COMPLETION_DEFAULT_TOKENS = 16
 """OpenAI's default of `max_tokens` for /v1/completions; chat has none."""
 
 MAX_CHOICES = 128
+
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 SAME_NAME = (
     "temperature",
@@ -100,10 +104,12 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
 
 
 def _biases(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
-    try:
-        ids = [int(token) for token in biases]
-    except ValueError as error:
-        raise bad_request(f"logit_bias maps token ids to numbers: {error}.", "logit_bias") from error
+    for token in biases:
+        # In one spelling only, so that no token comes twice.
+        if not _TOKEN_ID.fullmatch(token):
+            text = f"logit_bias maps token ids to numbers, and {reprlib.repr(token)} is no token id."
+            raise bad_request(text, "logit_bias")
+    ids = [int(token) for token in biases]
     return tuple(zip(known_tokens(ids, vocabulary, "logit_bias"), biases.values(), strict=True))
 
 

@@ -26,6 +26,9 @@ from engine.tokenizer import Tokenizer, one_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+OWNERS = {"tool_calls": "assistant", "tool_call_id": "tool"}
+"""Fields that templates look for in messages of one role only."""
+
 FIELD_USE = r"""\bm(sg|essages?(\[[^\]]+\])?)?(\.|\.get\(['"]|\[['"]){key}\b"""
 """How a template reads a field of a message: `message.name`, `messages[0]['name']`, `msg.get("name")`, …"""
 
@@ -113,6 +116,8 @@ def _plain(message: Mapping[str, Any], where: str, template: str) -> dict[str, A
     for key, value in message.items():
         if key in plain or value in (None, [], {}):
             continue
+        if role != (owner := OWNERS.get(key, role)):
+            raise ChatError(f"{where}.{key} belongs to messages of the role {owner}, not {role}", f"{where}.{key}")
         # A tool's answer must name its call; most templates tell by the order, so that the id alone is not in them.
         # A name as long as a body is no pattern to compile: first see that the template has it at all.
         if key != "tool_call_id" and (
@@ -144,6 +149,9 @@ def _text(content: Any, role: str, where: str) -> str:
             )
         if kind is None or not isinstance(part.get("text"), str):
             raise ChatError(f'{where}[{i}] must look like {{"type": "text", "text": "…"}}', f"{where}[{i}]")
+        for key, value in part.items():
+            if key not in ("type", "text") and value is not None:
+                raise ChatError(f"{where}[{i}].{key[:60]} is not supported: leave it out", f"{where}[{i}].{key[:60]}")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -152,14 +160,24 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Tool calls with their arguments as objects: the API carries them as JSON text, templates write them as JSON."""
     try:
         read: list[dict[str, Any]] = [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
             for call in calls
         ]
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ChatError(f"{where} must be a list of function calls whose arguments are JSON text", where) from error
     for i, call in enumerate(read):
+        if not isinstance(call["function"].get("name"), str) or call.get("type") not in (None, "function"):
+            raise ChatError(f"{where}[{i}] must have the type function and name the function", f"{where}[{i}]")
         _check_depth(call["function"]["arguments"], f"{where}[{i}].function.arguments")
     return read
+
+
+def _arguments(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check_depth(value: Any, where: str) -> None:

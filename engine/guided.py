@@ -85,7 +85,8 @@ def from_choice(choices: Sequence[str]) -> Grammar:
     """One of the texts, exactly."""
     if not choices or len(choices) > MAX_CHOICES or not all(choices):
         raise GrammarError(f"give 1 to {MAX_CHOICES} choices, none of them empty")
-    options = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    # What JSON leaves as it is and the grammar's reader does not.
+    options = " | ".join(json.dumps(choice, ensure_ascii=False).replace("\x7f", r"\u007f") for choice in choices)
     return sized(Grammar("lark", f"start: {options}"))
 
 

@@ -163,7 +163,12 @@ class ReplyWriter:
             return None
         scores = [score._replace(top=score.top[: self.options.logprobs]) for score in self._prompt_scores]
         return text_logprobs(
-            self._tokenizer, self._offsets[index], scores, self.options.logprobs, first=self._prompt[0]
+            self._tokenizer,
+            self._offsets[index],
+            scores,
+            self.options.logprobs,
+            first=self._prompt[0],
+            echo=self.options.echo,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs:

@@ -67,7 +67,7 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0, 1)
         _check_float("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_float("presence_penalty", self.presence_penalty, -2, 2)
-        _check_float("repetition_penalty", self.repetition_penalty, 0, 10, above=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 10)  # far below, logits overflow
         if not _is_int(self.top_k) or self.top_k < -1:
             raise ParameterError("top_k", f"top_k must be a whole number from 1 up, or 0 or -1 for all: {self.top_k}")
         if self.seed is not None and not (_is_int(self.seed) and -(2**63) <= self.seed < 2**64):

@@ -35,7 +35,7 @@ from engine.chat import ChatError, render
 from engine.errors import ApiError, bad_request
 from engine.front import Front, Order
 from engine.hosted import HostedModel
-from engine.limits import check_text
+from engine.limits import check_prompt, check_text
 from engine.metrics import CoreCollector
 from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
 from engine.reply_writer import ReplyOptions, ReplyWriter
@@ -77,7 +77,11 @@ async def chat_completions(request: HttpRequest, front: NamedDependency[Front]) 
 async def completions(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
     body = decode(await _read_body(request), CompletionRequest)
     model = front.model(body.model)
-    prompt = await _encode(model, body.prompt) if isinstance(body.prompt, str) else body.prompt
+    if isinstance(body.prompt, str):
+        prompt = await _encode(model, body.prompt)
+    else:
+        prompt = body.prompt
+        check_prompt(model, prompt)  # before its tokens are spelled out
     return await _generate(request, front, model, body, prompt, "text", None)
 
 

@@ -106,6 +106,9 @@ def _choice(
     if not isinstance(name, str):
         text = 'tool_choice must be auto, none, required, or {"type": "function", "function": {"name": …}}'
         raise ToolError(text, "tool_choice")
+    assert isinstance(choice, Mapping) and isinstance(named, Mapping)
+    if unknown := [*(set(choice) - {"type", "function"}), *(set(named) - {"name"})]:
+        raise ToolError(f"tool_choice has the unknown field {min(unknown)!r}", "tool_choice")
     for function in functions:
         if function.name == name:
             return function

@@ -226,6 +226,11 @@ def test_each_choice_has_its_own_place_in_the_grammar(client: openai.OpenAI) -> 
         ({"response_format": {"type": "xml"}}, "response_format.type", "text, json_object or json_schema"),
         ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "Unknown parameter"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must look like"),
+        (
+            {"response_format": schema_format(POINT, strict="yes")},
+            "response_format.json_schema.strict",
+            "true or false",
+        ),
         ({"response_format": schema_format(POINT, size=1)}, "response_format.json_schema.size", "Unknown parameter"),
         ({"response_format": schema_format({"uniqueItems": True})}, "response_format", "'uniqueItems'"),
         ({"guided_json": {"misspelt": 1}}, "guided_json", "'misspelt'"),

@@ -111,7 +111,7 @@ def test_at_the_end_of_a_grammar_only_the_tokens_that_end_a_text_are_allowed() -
 
 
 @pytest.mark.parametrize(
-    "choices", [["a", "ab", "abc"], ['with "quotes"', "line\nbreak", "back\\slash"], ["你好", "🎉", "\x00"]]
+    "choices", [["a", "ab", "abc"], ['with "quotes"', "line\nbreak", "back\\slash"], ["你好", "🎉", "\x00", "\x7f\x1b"]]
 )
 def test_choices_are_taken_as_they_are(choices: list[str]) -> None:
     grammar = guided.from_choice(choices)

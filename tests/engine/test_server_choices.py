@@ -131,6 +131,15 @@ def test_completion_logprobs_and_echo(sdk: openai.OpenAI) -> None:
     assert bare.choices[0].text == prompt and bare.choices[0].logprobs is None
 
 
+@pytest.mark.parametrize("prompt", ["a<eos>bc", [EOS, 5, EOS, 6]])
+def test_offsets_count_control_tokens_that_the_echo_writes_out(http: httpx.Client, prompt) -> None:
+    choice = complete(http, prompt, 4, logprobs=0, echo=True).json()["choices"][0]
+    shown = choice["logprobs"]
+    assert "<eos>" in shown["tokens"]
+    for token, at in zip(shown["tokens"], shown["text_offset"], strict=True):
+        assert choice["text"][at : at + len(token)] == token
+
+
 def test_echo_streams_before_every_choice(sdk: openai.OpenAI) -> None:
     texts, tokens = ["", ""], [[], []]
     for chunk in sdk.completions.create(
@@ -226,13 +235,16 @@ def test_detokenize_undoes_tokenize(http: httpx.Client) -> None:
         ("completions", {"logit_bias": {"97": 1}}, "logit_bias", "only ids from 0 to 96"),
         ("completions", {"logit_bias": {"-1": 1}}, "logit_bias", "-1"),
         ("completions", {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ("completions", {"logit_bias": {"5": 1, "05": 2}}, "logit_bias", "'05' is no token id"),
+        ("completions", {"logit_bias": {"٣": 1}}, "logit_bias", "is no token id"),
+        ("completions", {"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is no token id"),
         ("completions", {"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
         ("completions", {"stop_token_ids": [97]}, "stop_token_ids", "97"),
         ("completions", {"bad_words": [""]}, "bad_words", "empty"),
         ("completions", {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens, 8"),
         ("completions", {"max_tokens": 0}, "max_tokens", "at least 1"),
         ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
-        ("completions", {"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+        ("completions", {"repetition_penalty": 0}, "repetition_penalty", "from 0.01"),
         ("chat/completions", {"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
         ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ("chat/completions", {"best_of": 2}, "best_of", "Unknown parameter"),

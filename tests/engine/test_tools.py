@@ -318,6 +318,7 @@ def test_an_answer_may_be_calls_or_json() -> None:
     ("declared", "choice", "param", "words"),
     [
         ([], "required", "tool_choice", "only allowed together with tools"),
+        ([function("f")], {"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice", "unknown field 'x'"),
         ([{"type": "code"}], None, "tools[0]", "must look like"),
         (["f"], None, "tools[0]", "must look like"),
         ([{**function("f"), "x": 1}], None, "tools[0]", "unknown field 'x'"),
