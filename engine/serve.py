@@ -29,6 +29,9 @@ log = logging.getLogger("engine")
 GRACE = 5
 """Seconds that running requests have to finish after a signal; then they are aborted and answered."""
 
+SWITCH_INTERVAL = 2e-4
+"""Seconds that the step loop waits for the interpreter while the event loop has it; Python's own 5 ms are a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -100,6 +103,7 @@ def describe(options: ServeOptions, models: list[HostedModel], address: str) -> 
 
 def serve(options: ServeOptions, listener: socket.socket) -> str | None:
     """Serve on `listener` until SIGTERM or SIGINT. Returns why it could not, or None after a graceful end."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
     return asyncio.run(_serve(options, listener))
 
 
