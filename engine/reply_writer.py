@@ -72,8 +72,8 @@ class ReplyWriter:
         self._prompt, self._prompt_scores = prompt, prompt_scores
         self._splitters = [options.splitter() for _ in range(options.choices)]
         self._offsets = [TextOffsets(tokenizer) for _ in range(options.choices)]
-        self._called: set[int] = set()
-        """Choices that have called a tool."""
+        self._last_call: dict[int, list[str]] = {}
+        """The parts of the arguments of each choice's last call."""
 
     def whole(self, answers: Sequence[Event], account: Account) -> bytes:
         """The answer to a request that does not stream, as JSON; `answers` are its choices' last events."""
@@ -143,12 +143,17 @@ class ReplyWriter:
     def _split(self, index: int, text: str, *, last: bool) -> list[Piece]:
         splitter = self._splitters[index]
         pieces = splitter.push(text) + (splitter.finish() if last else [])
-        if any(piece.call is not None for piece in pieces):
-            self._called.add(index)
+        for call in (piece.call for piece in pieces if piece.call is not None):
+            parts = self._last_call.setdefault(index, [])
+            if call.id is not None:
+                parts.clear()
+            parts.append(call.arguments)
         return pieces
 
     def _finish_reason(self, index: int, reason: str) -> str:
-        return "tool_calls" if reason == "stop" and index in self._called else reason
+        """Calls are to be made only if they are whole: a stop string may have cut the last one."""
+        whole = index in self._last_call and _is_json("".join(self._last_call[index]))
+        return "tool_calls" if reason == "stop" and whole else reason
 
     def _shows(self, scores: Sequence[TokenScore]) -> bool:
         return bool(scores) and self.options.logprobs is not None
@@ -221,6 +226,14 @@ def _delta(piece: Piece) -> Delta:
             )
         ]
     )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _whole_calls(deltas: Sequence[CallDelta]) -> list[ToolCall]:

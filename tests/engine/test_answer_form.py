@@ -110,6 +110,13 @@ def test_a_call_cut_by_max_tokens_ends_with_length(client: openai.OpenAI) -> Non
     assert answer.message.tool_calls[0].function.arguments.startswith('{"city"')
 
 
+def test_a_call_cut_by_a_stop_string_is_not_to_be_made(client: openai.OpenAI) -> None:
+    answer, _ = ask(client, CALL, tools=DECLARED, stop="days")
+    assert answer.finish_reason == "stop" and answer.message.tool_calls[0].function.arguments.startswith('{"city"')
+    answer, _ = ask(client, CALL, tools=DECLARED, stop="</tool_call>")
+    assert answer.finish_reason == "tool_calls"
+
+
 def test_calls_and_results_of_earlier_turns_reach_the_template(client: openai.OpenAI) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
     messages = [
