@@ -125,7 +125,7 @@ def main() -> None:
     compared = f"perplexity is over {REFERENCE}'s, where 1.01 is 1% more, scores are over {BASE}'s"
     report.notes.insert(0, f"model {options.model}, quality of number formats; {compared}")
     report.notes += [f"Not measured: {line}" for line in missing]
-    if not given:
+    if not given and options.samples != 0:
         report.notes.append(f"Not measured: GSM8K and HumanEval, whose files are not in {options.data}")
     report.emit(options.json, PACKAGES)
 

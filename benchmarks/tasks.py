@@ -33,13 +33,13 @@ class Task:
 
 
 def load(folder: Path, samples: int | None) -> list[Task]:
-    """The tasks whose files are in `folder`, the first `samples` problems of each (None: all)."""
+    """The tasks whose files are in `folder`, the first `samples` problems of each (None: all, 0: no tasks)."""
     tasks = []
     if (folder / GSM8K).is_file() and (folder / GSM8K_EXAMPLES).is_file():
         tasks.append(Task("GSM8K", _gsm8k(folder)[:samples]))
     if (folder / HUMANEVAL).is_file():
         tasks.append(Task("HumanEval", _humaneval(folder)[:samples]))
-    return tasks
+    return [task for task in tasks if task.problems]
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

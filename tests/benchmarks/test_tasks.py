@@ -57,6 +57,10 @@ def test_a_folder_without_the_files_has_no_tasks(tmp_path: Path) -> None:
     assert tasks.load(tmp_path, None) == []
 
 
+def test_no_samples_are_no_tasks(folder: Path) -> None:
+    assert len(tasks.load(folder, None)) == 2 and tasks.load(folder, 0) == []
+
+
 @pytest.mark.skipif(not (DATA / tasks.HUMANEVAL).is_file(), reason="the data sets are not beside the repository")
 def test_reference_answers_are_right() -> None:
     gsm8k, humaneval = tasks.load(DATA, None)
