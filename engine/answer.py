@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from engine.api_reply import DONE, event, usage_so_far
 from engine.api_request import StreamOptions
-from engine.errors import ApiError
+from engine.errors import ApiError, bad_request
 from engine.front import Front, Running
 from engine.generation import Event
 from engine.protocol import ErrorBody, Usage
@@ -127,6 +127,8 @@ def _usage(running: Running, options: StreamOptions, delivered: int) -> Usage | 
 
 
 def _failure(news: Event) -> ApiError:
+    if news.generation.failure is not None:  # of the caller's making: asking again, here or elsewhere, is no use
+        return bad_request(f"{news.generation.failure} Make the grammar simpler.", code="grammar_failed")
     return ApiError(500, news.error or "The engine failed.", code="engine_error")
 
 
