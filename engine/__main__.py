@@ -77,6 +77,7 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--kv-memory") from error
     found = _find(models)
+    typer.echo(f"Loading {' and '.join(found)} (a first start takes longer than later ones)", err=True)
 
     # torch and the server take a second to import, which `--help` and `models` need not wait for.
     from engine.runner import default_dtype
@@ -88,7 +89,6 @@ def serve(
     except OSError as error:
         _fail(f"Cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port.")
     chosen = default_dtype() if dtype is None else dtype.value
-    typer.echo(f"Loading {' and '.join(found)} (a first start takes longer than later ones)", err=True)
     options = ServeOptions(
         models=found,
         dtype=chosen,
