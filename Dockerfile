@@ -14,7 +14,7 @@ RUN useradd --create-home --uid 10001 farthing \
     && mkdir -p /var/lib/farthing /var/cache/farthing/models \
     && chown -R farthing:farthing /var/lib/farthing /var/cache/farthing
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    FARTHING_MODELS=/var/cache/farthing/models FARTHING_DATA_DIR=/var/lib/farthing
+    FARTHING_MODELS=/var/cache/farthing/models XDG_CACHE_HOME=/var/cache FARTHING_DATA_DIR=/var/lib/farthing
 WORKDIR /opt/farthing
 
 # Dependencies first, PyTorch before the rest: a change of our code reuses both layers.
