@@ -28,7 +28,7 @@ PROMPTS = [
     "中国的首都是",
     "A list of fruit: apple, banana,",
 ]
-COUNT = 64
+COUNT = 48
 LONG = "A ledger is a book of accounts. Every entry names what was bought, by whom, and what it cost. " * 50
 
 
@@ -83,12 +83,12 @@ def test_a_cached_prefix_changes_no_text(exact, tokenizer, monkeypatch) -> None:
     with hosted(exact, tokenizer, budget=100) as (harness, model):
         requests = []
         for _ in range(2):
-            requests.append(harness.submit(model, prompt, COUNT))
+            requests.append(harness.submit(model, prompt, 24))
             harness.collect(requests[-1])
         cold, warm = (request.sequence for request in requests)
         assert cold.cached_tokens == 0 and warm.cached_tokens == (warm.prompt_len - 1) // 16 * 16
         monkeypatch.setattr(BlockManager, "match", lambda *args: [])
-        off = harness.submit(model, prompt, COUNT)
+        off = harness.submit(model, prompt, 24)
         harness.collect(off)
         assert off.sequence.cached_tokens == 0
         assert cold.tokens == warm.tokens == off.sequence.tokens
