@@ -4,7 +4,8 @@
 // A block holds 16 tokens of every key head, laid out for dot products. In bfloat16 these are of pairs: keys
 // [dim / 2][16 tokens][2], so that 16 scores come of one pass over a query, and values [8 pairs of tokens][dim][2]. In
 // int8 they are of fours: keys [dim / 4][16 tokens][4], unsigned around 128, and values [4 fours of tokens][dim][4],
-// signed, each followed by a float32 scale a token; queries are rounded to int8 and weights to eight bits then too.
+// signed, each followed by a float32 scale a token; queries are rounded to int8 and weights to eight bits then too, and
+// queries and keys come `spread`.
 //
 // A row's result depends on that row alone, bit for bit: runs start at multiples of RUN_KEYS, and a run that a row
 // does not see leaves its sums as they are.
@@ -48,6 +49,24 @@ inline float quantise_head(const float* x, int64_t dim, float factor, int8_t* ou
         _mm_storeu_si128((__m128i*)(out + d), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(scaled)));
     }
     return largest / 127 * factor;
+}
+
+// x times a Hadamard matrix over its length (fast Walsh-Hadamard transform), over the largest power of two that divides
+// `dim`, for each part of that size. Orthogonal, so products of two turned vectors are those of the vectors; but a few
+// large channels, as keys have them, are spread over all, and int8 loses less (Ashkboos et al., 2024, "QuaRot").
+inline void spread(float* x, int64_t dim) {
+    const int64_t size = dim & -dim;
+    const float length = 1 / std::sqrt(static_cast<float>(size));
+    for (float* part = x; part < x + dim; part += size) {
+        for (int64_t half = 1; half < size; half *= 2)
+            for (int64_t i = 0; i < size; i += 2 * half)
+                for (int64_t j = i; j < i + half; j++) {
+                    const float a = part[j], b = part[j + half];
+                    part[j] = a + b;
+                    part[j + half] = a - b;
+                }
+        for (int64_t i = 0; i < size; i++) part[i] *= length;
+    }
 }
 
 constexpr int64_t LARGEST_DIM = 1024;

@@ -159,6 +159,7 @@ struct Run {
                 const __m512 cosine = _mm512_maskz_loadu_ps(some, cosines + i);
                 _mm512_mask_storeu_ps(x + i, some, _mm512_fmadd_ps(pairs, cosine, turned));
             }
+            if (d.kv.int8) spread(x, dim);
         }
         const int64_t slot = step.slots[row];
         uint8_t* block = layer.pool + slot / BLOCK_TOKENS * d.kv.block_bytes();

@@ -69,8 +69,19 @@ class Rounded(CpuBackend):
 
     def rotate_and_store(self, mixed: Tensor, heads: int, norms, rotations: Tensor, pool: Tensor, plan) -> None:
         super().rotate_and_store(mixed, heads, norms, rotations, pool, plan)
-        pool[plan.slot_mapping] = self._kept(pool[plan.slot_mapping])
-        mixed[:, :heads] = self._kept(mixed[:, :heads])
+        keys, values = pool[plan.slot_mapping].chunk(2, dim=1)
+        pool[plan.slot_mapping] = torch.cat([self._kept_spread(keys), self._kept(values)], 1)
+        mixed[:, :heads] = self._kept_spread(mixed[:, :heads])
+
+    def _kept_spread(self, heads: Tensor) -> Tensor:
+        if not self.kv_int8:
+            return self._kept(heads)
+        size = heads.shape[-1] & -heads.shape[-1]
+        turn = torch.ones(1, 1)
+        while len(turn) < size:
+            turn = torch.cat([torch.cat([turn, turn], 1), torch.cat([turn, -turn], 1)]) / 2**0.5
+        parts = heads.unflatten(-1, (-1, size))
+        return (self._kept((parts @ turn).flatten(-2)).unflatten(-1, (-1, size)) @ turn).flatten(-2)
 
     def _kept(self, heads: Tensor) -> Tensor:
         if not self.kv_int8:
