@@ -5,6 +5,9 @@ from engine.layers.weights import attention_input, attention_output, down, gate_
 from engine.loader import Checkpoint
 from engine.models.decoder import Decoder, Layer
 
+NORMED_HEADS = ("qwen3", "gemma3")
+"""Architectures with a norm on each query and key head."""
+
 
 def read(checkpoint: Checkpoint, store: WeightStore) -> Decoder:
     """The checkpoint's weights, given to what stores them."""
@@ -26,7 +29,9 @@ def read(checkpoint: Checkpoint, store: WeightStore) -> Decoder:
 def _layer(checkpoint: Checkpoint, store: WeightStore, index: int) -> Layer:
     hidden, block = checkpoint.config.hidden_size, f"blk.{index}"
     attention = checkpoint.settings.layers[index]
-    query_norm, key_norm = head_norms(checkpoint, block) if checkpoint.config.architecture == "qwen3" else (None, None)
+    query_norm, key_norm = (
+        head_norms(checkpoint, block) if checkpoint.config.architecture in NORMED_HEADS else (None, None)
+    )
     return Layer(
         attn_norm=checkpoint.tensor(f"{block}.attn_norm.weight", hidden),
         qkv=store.linear(*attention_input(checkpoint, block)),

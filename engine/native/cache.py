@@ -17,7 +17,7 @@ from engine.native.packing import Packed
 
 log = logging.getLogger("engine")
 
-PARTS = ("gguf_header.py", "loader", "layers", "models", "native/packing.py", "native/cache.py")
+PARTS = ("batch.py", "gguf_header.py", "loader", "layers", "models", "native/packing.py", "native/cache.py")
 """Code that a packed model depends on, in the folder of the engine."""
 
 

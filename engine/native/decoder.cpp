@@ -25,7 +25,7 @@ struct Decoder {
     Matrix embedding, head;
     const float* norm;
     const float *frequencies, *magnitudes;  // [ropes, dim / 2], [ropes]
-    int64_t num_layers, hidden, heads, intermediate, vocabulary, ropes, gelu;
+    int64_t num_layers, hidden, heads, intermediate, ropes, gelu;
     KvShape kv;
     float eps, scale, embedding_scale, attention_softcap, logit_softcap;  // caps: 0 for none
 };
@@ -131,12 +131,12 @@ struct Run {
         }
     }
 
-    // The norm of x's row `from`, quantised as row `to` of the activations.
-    void norm_to_activations(int64_t from, int64_t to, const float* weight) {
+    // The norm of a row of x, quantised as that row of the activations.
+    void norm_to_activations(int64_t row, const float* weight) {
         float normed[b.x_stride];
         std::fill(normed + d.hidden, normed + b.x_stride, 0.0f);
-        rms_norm(b.x + from * b.x_stride, weight, d.hidden, d.eps, normed);
-        quantise_row(normed, b.x_stride, to, b.activations);
+        rms_norm(b.x + row * b.x_stride, weight, d.hidden, d.eps, normed);
+        quantise_row(normed, b.x_stride, row, b.activations);
     }
 
     void multiply(const Matrix& w, const Activations& a, int64_t rows, float* out, int64_t stride, Into into) {
@@ -193,7 +193,7 @@ struct Run {
     // `wanted`: only these rows go on after this layer, moved to the front; null for all.
     void run_layer(const Layer& layer, const int64_t* wanted) {
         int64_t rows = step.tokens;
-        pool.each(rows, [&](int64_t row) { norm_to_activations(row, row, layer.attn_norm); });
+        pool.each(rows, [&](int64_t row) { norm_to_activations(row, layer.attn_norm); });
         multiply(layer.qkv, b.activations, rows, b.mixed, b.mixed_stride, Into::STORE);
         pool.each(rows, [&](int64_t row) { place(layer, row); });
         attend_all(layer);
@@ -209,7 +209,7 @@ struct Run {
             quantise_row(b.attended + row * b.attended_stride, b.attended_stride, row, b.activations);
         });
         add(layer.output, b.activations, layer.output_norm, rows);
-        pool.each(rows, [&](int64_t row) { norm_to_activations(row, row, layer.ffn_norm); });
+        pool.each(rows, [&](int64_t row) { norm_to_activations(row, layer.ffn_norm); });
         const Into gate = d.gelu ? Into::GELU_GATE : Into::SILU_GATE;
         pool.run(activation_groups(b.gated_stride), [&](int64_t group) {
             gate_group(layer.gate_up, group, b.activations, rows, gate, b.gated_stride, b.gated);
@@ -238,7 +238,7 @@ struct Run {
     }
 
     void finish() {
-        pool.each(step.num_logits, [&](int64_t i) { norm_to_activations(i, i, d.norm); });
+        pool.each(step.num_logits, [&](int64_t i) { norm_to_activations(i, d.norm); });
         multiply(d.head, b.activations, step.num_logits, step.logits, d.head.rows, Into::STORE);
         if (d.logit_softcap > 0)
             pool.each(step.num_logits, [&](int64_t i) { cap(step.logits + i * d.head.rows); });

@@ -34,18 +34,18 @@ class CDecoder(ctypes.Structure):
         ("embedding", CMatrix),
         ("head", CMatrix),
         *((name, _POINTER) for name in ("norm", "frequencies", "magnitudes")),
-        *((f"{name}", _LONG) for name in ("num_layers", "hidden", "heads", "intermediate", "vocabulary", "ropes")),
-        *((f"{name}", _LONG) for name in ("gelu", "kv_heads", "head_dim", "kv_int8")),
-        *((f"{name}", _FLOAT) for name in ("eps", "scale", "embedding_scale", "attention_softcap", "logit_softcap")),
+        *((name, _LONG) for name in ("num_layers", "hidden", "heads", "intermediate", "ropes")),
+        *((name, _LONG) for name in ("gelu", "kv_heads", "head_dim", "kv_int8")),
+        *((name, _FLOAT) for name in ("eps", "scale", "embedding_scale", "attention_softcap", "logit_softcap")),
     )
 
 
 class CStep(ctypes.Structure):
     _fields_ = (
-        *((f"{name}", _POINTER) for name in ("token_ids", "positions", "slots")),
-        *((f"{name}", _POINTER) for name in ("query_starts", "tables", "logits_rows")),
-        *((f"{name}", _LONG) for name in ("tokens", "sequences", "table_stride", "num_logits")),
-        *((f"{name}", _POINTER) for name in ("logits", "hidden", "scratch")),
+        *((name, _POINTER) for name in ("token_ids", "positions", "slots")),
+        *((name, _POINTER) for name in ("query_starts", "tables", "logits_rows")),
+        *((name, _LONG) for name in ("tokens", "sequences", "table_stride", "num_logits")),
+        *((name, _POINTER) for name in ("logits", "hidden", "scratch")),
     )
 
 
@@ -75,7 +75,6 @@ class DecoderStruct:
             hidden=config.hidden_size,
             heads=config.num_heads,
             intermediate=config.intermediate_size,
-            vocabulary=config.vocab_size,
             ropes=len(decoder.ropes),
             gelu=decoder.activation == "gelu",
             kv_heads=config.num_kv_heads,
