@@ -2,12 +2,14 @@
 
 `python -m benchmarks.engine [--model NAME] [--peers …] [--only …] [--quick] [--json FILE]`. Servers run one at a time,
 since each takes all cores. Each repetition starts them anew, in turn, so that a machine that drifts drifts for all; the
-one that takes minutes to start (vLLM) is measured in one go. `python -m benchmarks.peers install` gets the peers.
+one that takes minutes to start (vLLM) is measured in one go. A peer that needs many times as long for a workload as
+Farthing did is stopped there, which the notes say. `python -m benchmarks.peers install` gets the peers.
 """
 
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,12 @@ PACKAGES = ("farthing", "torch", "transformers", "gguf")
 SERVER = "server"
 UNCACHED = ("decode", "throughput", "ttft")
 """The workloads after which peak memory is read: later ones fill prefix caches, which systems size differently."""
+PATIENCE, LEAST_PATIENCE = 3, 20.0
+"""A peer gets so many times what Farthing's slowest took for a workload, and at least so many seconds."""
+
+
+class TooLongError(Exception):
+    """A peer was stopped in a workload; the server still works on it and has to go."""
 
 
 @dataclass
@@ -43,6 +51,10 @@ class Run:
     failed: dict[str, str] = field(default_factory=dict)
     """System -> why it is measured no further."""
     foreign: dict[str, list[float]] = field(default_factory=dict)
+    longest: dict[str, float] = field(default_factory=dict)
+    """Workload -> seconds that Farthing needed for it at most."""
+    stopped: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(system, workload) -> seconds after which it was stopped."""
 
     def add(self, system: System, figure: Figure) -> None:
         self.values.setdefault((figure.workload, system.name, figure.metric, figure.unit), []).append(figure.value)
@@ -52,46 +64,77 @@ class Run:
     def all(self, systems: Sequence[System]) -> None:
         for system in systems:
             if system.family == "farthing":
-                self._try(system, ())  # a first start builds kernels and packs weights, which later ones find
+                self._first(system)
         for repeat in range(self.repeats):
             for system in systems:
                 if not (system.slow_start and repeat):
                     self._try(system, range(self.repeats) if system.slow_start else (repeat,))
 
     def _try(self, system: System, repeats: Sequence[int]) -> None:
-        """One start of `system`, unless an earlier one failed; a failure is kept and the others go on."""
-        if system.name in self.failed:
-            return
-        try:
-            with start(system) as running:
-                foreign = Foreign(running.pid)
-                for repeat in repeats:
-                    say(f"{system.name}: repetition {repeat + 1} of {self.repeats}")
-                    asyncio.run(self._workloads(system, running, repeat))
-                if repeats:
-                    self.add(system, Figure("ready", SERVER, "ready", "s", running.ready))
-                    self.foreign.setdefault(system.name, []).append(foreign.cores())
-        except (RuntimeError, httpx.HTTPError) as error:
-            self.failed[system.name] = str(error) or type(error).__name__
-            say(f"{system.name} failed: {self.failed[system.name]}")
+        """All of `repeats`, in one start unless a workload is stopped; what fails is kept, and the others go on."""
+        waiting = [(repeat, name) for repeat in repeats for name in self.only]
+        while system.name not in self.failed:
+            waiting = [one for one in waiting if (system.name, one[1]) not in self.stopped]
+            if not waiting:
+                return
+            try:
+                self._start(system, waiting)
+            except TooLongError as error:
+                say(f"  {error}")
+            except (RuntimeError, httpx.HTTPError) as error:
+                self.failed[system.name] = str(error) or type(error).__name__
+                say(f"{system.name} failed: {self.failed[system.name]}")
 
-    async def _workloads(self, system: System, running: Running, repeat: int) -> None:
-        """All workloads once. Prompts depend on the workload and the repetition alone, never on the system."""
+    def _first(self, system: System) -> None:
+        """A first start builds kernels and packs weights, which later ones find."""
+        try:
+            with start(system):
+                pass
+        except RuntimeError as error:
+            self.failed[system.name] = str(error)
+            say(f"{system.name} failed: {error}")
+
+    def _start(self, system: System, waiting: list[tuple[int, str]]) -> None:
+        """Start `system` and take from `waiting` what it ran, until that is empty. Raises TooLongError."""
+        with start(system) as running:
+            foreign = Foreign(running.pid)
+            asyncio.run(self._workloads(system, running, waiting))
+            self.add(system, Figure("ready", SERVER, "ready", "s", running.ready))
+            self.foreign.setdefault(system.name, []).append(foreign.cores())
+
+    async def _workloads(self, system: System, running: Running, waiting: list[tuple[int, str]]) -> None:
+        """Prompts depend on the workload and the repetition alone, never on the system."""
         async with Client(running.url, system.model) as client:
-            await client.together([Words(self.tokenizer, repeat).ids(300)] * 2, 8)  # first-use costs
-            peak = 0
-            for number, (name, workload) in enumerate(WORKLOADS.items()):
-                if name not in self.only:
-                    continue
-                for figure in await workload(client, Words(self.tokenizer, 1_000 * (repeat + 1) + number), self.sizes):
+            await client.together([Words(self.tokenizer, 0).ids(300)] * 2, 8)  # first-use costs
+            uncached = 0
+            while waiting:
+                repeat, name = waiting.pop(0)
+                say(f"{system.name}: {name}, repetition {repeat + 1} of {self.repeats}")
+                for figure in await self._workload(system, client, repeat, name):
                     say(f"  {figure.workload}: {figure.metric} {figure.value:,.1f} {figure.unit}")
                     self.add(system, figure)
                 if name in UNCACHED:
-                    peak = running.peak_memory()
-        if peak:
-            self.add(system, _memory("memory", "peak memory", peak))
+                    uncached = running.peak_memory()
+        if uncached:
+            self.add(system, _memory("memory", "peak memory", uncached))
         self.add(system, _memory("", "peak memory, all workloads", running.peak_memory()))
         self.add(system, _memory("", "memory at the end, shared out", running.shared_out_memory()))
+
+    async def _workload(self, system: System, client: Client, repeat: int, name: str) -> list[Figure]:
+        ours = system.family == "farthing"
+        limit = None if ours or name not in self.longest else max(LEAST_PATIENCE, PATIENCE * self.longest[name])
+        words = Words(self.tokenizer, 1_000 * (repeat + 1) + list(WORKLOADS).index(name))
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(limit):
+                figures = await WORKLOADS[name](client, words, self.sizes)
+        except TimeoutError:
+            assert limit is not None
+            self.stopped[system.name, name] = limit
+            raise TooLongError(f"stopped after {limit:.0f} s") from None
+        if ours:
+            self.longest[name] = max(self.longest.get(name, 0.0), time.perf_counter() - began)
+        return figures
 
     def report(self, systems: Sequence[System]) -> Report:
         report = Report(versions=peer_install.versions())
@@ -99,6 +142,10 @@ class Run:
         report.rows.sort(key=lambda row: (row.workload == SERVER, row.workload, row.metric))
         compare(report, systems, self.keyed)
         cores = ", ".join(f"{name} {max(busy):.1f}" for name, busy in self.foreign.items())
+        report.notes += [
+            f"{system} was stopped in {name} after {seconds:.0f} s; Farthing's slowest took {self.longest[name]:.1f} s"
+            for (system, name), seconds in self.stopped.items()
+        ]
         report.notes.append(f"cores that other processes kept busy meanwhile, at most: {cores}")
         return report
 
