@@ -48,7 +48,7 @@ int64_t padded(int64_t columns) { return ceil_div(columns, COLUMN_MULTIPLE) * CO
 struct Buffers {
     int64_t x_stride, mixed_stride, attended_stride, gated_stride;
     float *x, *delta, *mixed, *attended, *turns;
-    Activations activations, gated;
+    Activations activations, heads, gated;
     int64_t bytes;
 
     Buffers(const Decoder& d, int64_t tokens, uint8_t* base) {
@@ -67,7 +67,8 @@ struct Buffers {
         mixed = (float*)take(tokens * mixed_stride * 4);
         attended = (float*)take(tokens * attended_stride * 4);
         turns = (float*)take(tokens * d.ropes * 2 * d.kv.dim * 4);
-        for (auto [made, columns] : {std::pair{&activations, std::max(x_stride, attended_stride)}, {&gated, gated_stride}}) {
+        // One each: with rows of two lengths in turn, one band's would lie where another's are.
+        for (auto [made, columns] : {std::pair{&activations, x_stride}, {&heads, attended_stride}, {&gated, gated_stride}}) {
             made->values = (int8_t*)take(tokens * columns);
             made->scales = (float*)take(tokens * activation_groups(columns) * 4);
             made->sums = (int32_t*)take(tokens * activation_groups(columns) * 4);
@@ -91,6 +92,17 @@ inline void rms_norm(const float* x, const float* weight, int64_t size, float ep
         _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)), _mm512_loadu_ps(weight + i)));
     for (; i < size; i++) out[i] = x[i] * inverse * weight[i];
 }
+
+// From BANDED_ROWS rows on, a thread takes a band of them through all products up to the next attention: then rows do
+// not wander between the cores' caches, which costs more than that every thread reads all weights. Fewer rows share out
+// the weights instead.
+constexpr int64_t BANDED_ROWS = 96;
+constexpr int64_t BAND_ROWS = 64;
+
+struct Band {
+    int64_t first, count;
+    bool alone;  // one thread's, or all threads' together
+};
 
 struct Run {
     const Decoder& d;
@@ -139,8 +151,33 @@ struct Run {
         quantise_row(normed, b.x_stride, row, b.activations);
     }
 
-    void multiply(const Matrix& w, const Activations& a, int64_t rows, float* out, int64_t stride, Into into) {
-        pool.each(w.rows / TILE, [&](int64_t tile) { product_tile(w, tile, a, 0, rows, out + tile * TILE, stride, into); });
+    // part(band) for bands that make up rows 0 … count - 1.
+    template <class Part>
+    void banded(int64_t count, const Part& part) {
+        if (count < BANDED_ROWS) return part(Band{0, count, false});
+        const int64_t bands = ceil_div(ceil_div(count, BAND_ROWS), pool.size()) * pool.size();
+        pool.run(bands, [&](int64_t i) {
+            const int64_t first = i * count / bands;
+            part(Band{first, (i + 1) * count / bands - first, true});
+        });
+    }
+
+    template <class Item>
+    void each(const Band& band, int64_t count, const Item& item) {
+        if (!band.alone) return pool.each(count, item);
+        for (int64_t i = 0; i < count; i++) item(i);
+    }
+
+    template <class Item>
+    void each_row(const Band& band, const Item& item) {
+        each(band, band.count, [&](int64_t i) { item(band.first + i); });
+    }
+
+    void multiply(const Matrix& w, const Activations& a, const Band& band, float* out, int64_t stride, Into into) {
+        out += band.first * stride;
+        each(band, w.rows / TILE, [&](int64_t tile) {
+            product_tile(w, tile, a, band.first, band.count, out + tile * TILE, stride, into);
+        });
     }
 
     // Norms, rotation, and the row's keys and values into the pool.
@@ -179,10 +216,10 @@ struct Run {
     }
 
     // Multiply into the residual stream, through a norm where the family has one there.
-    void add(const Matrix& w, const Activations& a, const float* norm, int64_t rows) {
-        if (!norm) return multiply(w, a, rows, b.x, b.x_stride, Into::ADD);
-        multiply(w, a, rows, b.delta, b.x_stride, Into::STORE);
-        pool.each(rows, [&](int64_t row) {
+    void add(const Matrix& w, const Activations& a, const float* norm, const Band& band) {
+        if (!norm) return multiply(w, a, band, b.x, b.x_stride, Into::ADD);
+        multiply(w, a, band, b.delta, b.x_stride, Into::STORE);
+        each_row(band, [&](int64_t row) {
             float* delta = b.delta + row * b.x_stride;
             float* x = b.x + row * b.x_stride;
             rms_norm(delta, norm, d.hidden, d.eps, delta);
@@ -190,31 +227,53 @@ struct Run {
         });
     }
 
-    // `wanted`: only these rows go on after this layer, moved to the front; null for all.
-    void run_layer(const Layer& layer, const int64_t* wanted) {
-        int64_t rows = step.tokens;
-        pool.each(rows, [&](int64_t row) { norm_to_activations(row, layer.attn_norm); });
-        multiply(layer.qkv, b.activations, rows, b.mixed, b.mixed_stride, Into::STORE);
-        pool.each(rows, [&](int64_t row) { place(layer, row); });
-        attend_all(layer);
-        if (wanted) {
-            rows = step.num_logits;
-            for (int64_t i = 0; i < rows; i++) {
-                std::memmove(b.x + i * b.x_stride, b.x + wanted[i] * b.x_stride, b.x_stride * sizeof(float));
-                std::memmove(b.attended + i * b.attended_stride, b.attended + wanted[i] * b.attended_stride,
-                             b.attended_stride * sizeof(float));
-            }
-        }
-        pool.each(rows, [&](int64_t row) {
-            quantise_row(b.attended + row * b.attended_stride, b.attended_stride, row, b.activations);
+    void before_attention(const Layer& layer, const Band& band) {
+        each_row(band, [&](int64_t row) { norm_to_activations(row, layer.attn_norm); });
+        multiply(layer.qkv, b.activations, band, b.mixed, b.mixed_stride, Into::STORE);
+        each_row(band, [&](int64_t row) { place(layer, row); });
+    }
+
+    void after_attention(const Layer& layer, const Band& band) {
+        each_row(band, [&](int64_t row) {
+            quantise_row(b.attended + row * b.attended_stride, b.attended_stride, row, b.heads);
         });
-        add(layer.output, b.activations, layer.output_norm, rows);
-        pool.each(rows, [&](int64_t row) { norm_to_activations(row, layer.ffn_norm); });
+        add(layer.output, b.heads, layer.output_norm, band);
+        each_row(band, [&](int64_t row) { norm_to_activations(row, layer.ffn_norm); });
         const Into gate = d.gelu ? Into::GELU_GATE : Into::SILU_GATE;
-        pool.run(activation_groups(b.gated_stride), [&](int64_t group) {
-            gate_group(layer.gate_up, group, b.activations, rows, gate, b.gated_stride, b.gated);
-        });
-        add(layer.down, b.gated, layer.down_norm, rows);
+        const auto group = [&](int64_t g) {
+            gate_group(layer.gate_up, g, b.activations, band.first, band.count, gate, b.gated_stride, b.gated);
+        };
+        const int64_t groups = activation_groups(b.gated_stride);
+        if (band.alone)
+            for (int64_t g = 0; g < groups; g++) group(g);
+        else
+            pool.run(groups, group);
+        add(layer.down, b.gated, layer.down_norm, band);
+    }
+
+    // Only the rows whose logits are wanted go on after the last attention, moved to the front.
+    void keep_wanted() {
+        for (int64_t i = 0; i < step.num_logits; i++) {
+            const int64_t from = step.logits_rows[i];
+            std::memmove(b.x + i * b.x_stride, b.x + from * b.x_stride, b.x_stride * sizeof(float));
+            std::memmove(b.attended + i * b.attended_stride, b.attended + from * b.attended_stride,
+                         b.attended_stride * sizeof(float));
+        }
+    }
+
+    void run_layers() {
+        banded(step.tokens, [&](const Band& band) { before_attention(d.layers[0], band); });
+        for (int64_t i = 0; i + 1 < d.num_layers; i++) {
+            attend_all(d.layers[i]);
+            banded(step.tokens, [&](const Band& band) {
+                after_attention(d.layers[i], band);
+                before_attention(d.layers[i + 1], band);
+            });
+        }
+        const Layer& last = d.layers[d.num_layers - 1];
+        attend_all(last);
+        if (!step.hidden) keep_wanted();
+        banded(step.hidden ? step.tokens : step.num_logits, [&](const Band& band) { after_attention(last, band); });
     }
 
     void cap(float* row) {
@@ -226,8 +285,7 @@ struct Run {
     void all() {
         pool.open();
         pool.each(step.tokens, [&](int64_t row) { embed(row); });
-        for (int64_t i = 0; i + 1 < d.num_layers; i++) run_layer(d.layers[i], nullptr);
-        run_layer(d.layers[d.num_layers - 1], step.hidden ? nullptr : step.logits_rows);
+        run_layers();
         if (step.hidden)
             pool.each(step.tokens, [&](int64_t row) {
                 rms_norm(b.x + row * b.x_stride, d.norm, d.hidden, d.eps, step.hidden + row * d.hidden);
@@ -239,7 +297,7 @@ struct Run {
 
     void finish() {
         pool.each(step.num_logits, [&](int64_t i) { norm_to_activations(i, d.norm); });
-        multiply(d.head, b.activations, step.num_logits, step.logits, d.head.rows, Into::STORE);
+        multiply(d.head, b.activations, {0, step.num_logits, false}, step.logits, d.head.rows, Into::STORE);
         if (d.logit_softcap > 0)
             pool.each(step.num_logits, [&](int64_t i) { cap(step.logits + i * d.head.rows); });
     }

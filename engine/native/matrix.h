@@ -202,14 +202,14 @@ __attribute__((noinline)) void product_tile(const Matrix& w, int64_t tile, const
 }
 
 // The gated outputs of one activation group, quantised at once: they are never in memory as floats. `columns`: of `out`.
-inline void gate_group(const Matrix& w, int64_t group, const Activations& a, int64_t rows, Into into, int64_t columns,
-                       const Activations& out) {
+inline void gate_group(const Matrix& w, int64_t group, const Activations& a, int64_t first_row, int64_t rows, Into into,
+                       int64_t columns, const Activations& out) {
     constexpr int64_t TILES = ACTIVATION_GROUP / (TILE / 2), CHUNK = 4 * MOST_ROWS;
     alignas(64) float gated[CHUNK][ACTIVATION_GROUP];
     const int64_t first = group * TILES, tiles = std::min(TILES, w.rows / TILE - first);
     if (tiles < TILES) std::memset(gated, 0, sizeof gated);
-    for (int64_t row = 0; row < rows; row += CHUNK) {
-        const int64_t count = std::min(CHUNK, rows - row);
+    for (int64_t row = first_row; row < first_row + rows; row += CHUNK) {
+        const int64_t count = std::min(CHUNK, first_row + rows - row);
         for (int64_t t = 0; t < tiles; t++)
             product_tile(w, first + t, a, row, count, gated[0] + t * TILE / 2, ACTIVATION_GROUP, into);
         for (int64_t r = 0; r < count; r++) quantise_group(gated[r], columns, row + r, group, out);

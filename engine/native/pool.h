@@ -28,6 +28,8 @@ public:
         for (std::thread& helper : helpers) helper.join();
     }
 
+    int64_t size() const { return static_cast<int64_t>(helpers.size()) + 1; }
+
     // Helpers look for work between open and close, and sleep otherwise. For the thread that calls `run` only.
     void open() {
         awake.store(true, std::memory_order_release);
@@ -55,9 +57,9 @@ public:
     // The same for 0 … count - 1 in runs of neighbours, a few for each thread.
     template <class Item>
     void each(int64_t count, const Item& item) {
-        const int64_t runs = static_cast<int64_t>(helpers.size() + 1) * 8, size = std::max<int64_t>(1, count / runs);
-        run((count + size - 1) / size, [&](int64_t r) {
-            for (int64_t i = r * size; i < count && i < (r + 1) * size; i++) item(i);
+        const int64_t runs = size() * 8, length = std::max<int64_t>(1, count / runs);
+        run((count + length - 1) / length, [&](int64_t r) {
+            for (int64_t i = r * length; i < count && i < (r + 1) * length; i++) item(i);
         });
     }
 
