@@ -56,17 +56,28 @@ inline float quantise_head(const float* x, int64_t dim, float factor, int8_t* ou
 // large channels, as keys have them, are spread over all, and int8 loses less (Ashkboos et al., 2024, "QuaRot").
 inline void spread(float* x, int64_t dim) {
     const int64_t size = dim & -dim;
-    const float length = 1 / std::sqrt(static_cast<float>(size));
-    for (float* part = x; part < x + dim; part += size) {
-        for (int64_t half = 1; half < size; half *= 2)
-            for (int64_t i = 0; i < size; i += 2 * half)
-                for (int64_t j = i; j < i + half; j++) {
-                    const float a = part[j], b = part[j + half];
-                    part[j] = a + b;
-                    part[j + half] = a - b;
-                }
-        for (int64_t i = 0; i < size; i++) part[i] *= length;
+    const __m512 length = _mm512_set1_ps(1 / std::sqrt(static_cast<float>(size)));
+    // Sums and differences of lanes 1, 2, 4 and 8 apart: each with its partner, the upper of the two negated.
+    const auto turn = [](__m512 v, __m512 partner, __mmask16 upper) {
+        return _mm512_mask_sub_ps(_mm512_add_ps(v, partner), upper, partner, v);
+    };
+    for (int64_t i = 0; i < dim; i += 16) {
+        const __mmask16 some = first_lanes(dim - i);
+        __m512 v = _mm512_maskz_loadu_ps(some, x + i);
+        if (size > 1) v = turn(v, _mm512_permute_ps(v, 0xb1), 0xaaaa);
+        if (size > 2) v = turn(v, _mm512_permute_ps(v, 0x4e), 0xcccc);
+        if (size > 4) v = turn(v, _mm512_shuffle_f32x4(v, v, 0xb1), 0xf0f0);
+        if (size > 8) v = turn(v, _mm512_shuffle_f32x4(v, v, 0x4e), 0xff00);
+        _mm512_mask_storeu_ps(x + i, some, size > 16 ? v : _mm512_mul_ps(v, length));
     }
+    for (int64_t half = 16; half < size; half *= 2)
+        for (int64_t i = 0; i < dim; i += 16) {
+            if (i & half) continue;
+            const __m512 a = _mm512_loadu_ps(x + i), b = _mm512_loadu_ps(x + i + half);
+            const __m512 factor = 2 * half < size ? _mm512_set1_ps(1) : length;
+            _mm512_storeu_ps(x + i, _mm512_mul_ps(_mm512_add_ps(a, b), factor));
+            _mm512_storeu_ps(x + i + half, _mm512_mul_ps(_mm512_sub_ps(a, b), factor));
+        }
 }
 
 constexpr int64_t LARGEST_DIM = 1024;
