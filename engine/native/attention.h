@@ -267,69 +267,86 @@ void weigh_run(const Attention& a, Workspace& work, int64_t row, const uint8_t* 
     for (; first < wide; first += 16) weigh_blocks<R, 1>(weights, blocks, count, offset + 4 * first, wide, out + first);
 }
 
-// Weights of one row's run, times their values' scales, to eight bits.
-inline void round_weights(const Attention& a, Workspace& work, int64_t row, const uint8_t* const* blocks, int64_t count) {
-    float* weights = work.scores.data() + row * RUN_KEYS;
+// One row's weights of a run of N blocks, times their values' scales, to eight bits.
+template <int N>
+inline void round_weights(const Attention& a, __m512* weights, const uint8_t* const* blocks, uint32_t* out, float& size) {
     const int64_t offset = a.shape.key_bytes() + a.shape.wide_dim() * BLOCK_TOKENS;
     __m512 most = _mm512_setzero_ps();
-    for (int64_t b = 0; b < count; b++) {
-        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(weights + 16 * b), _mm512_loadu_ps(blocks[b] + offset));
-        _mm512_storeu_ps(weights + 16 * b, scaled);
-        most = _mm512_max_ps(most, scaled);
-    }
+    each<N>([&](auto b) __attribute__((always_inline)) {
+        weights[b] = _mm512_mul_ps(weights[b], _mm512_loadu_ps(blocks[b] + offset));
+        most = _mm512_max_ps(most, weights[b]);
+    });
     const float largest = _mm512_reduce_max_ps(most);
     const __m512 steps = _mm512_set1_ps(largest > 0 ? 255 / largest : 0);
-    __m128i* bytes = reinterpret_cast<__m128i*>(work.weights.data() + row * (RUN_KEYS / 2));
-    for (int64_t b = 0; b < count; b++) {
-        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(weights + 16 * b), steps);
-        _mm_storeu_si128(bytes + b, _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(scaled)));
-    }
-    work.weight_steps[row] = largest / 255;
+    each<N>([&](auto b) __attribute__((always_inline)) {
+        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(weights[b], steps));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + b, _mm512_cvtusepi32_epi8(rounded));
+    });
+    size = largest / 255;
 }
 
-// Scores of one row's run to weights: mask, soft-cap, and the online softmax's bookkeeping. Keys are first_key.. .
-inline void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t position, int64_t first_key,
-                       const uint8_t* const* blocks, int64_t count) {
-    float* scores = work.scores.data() + row * RUN_KEYS;
+// Scores of one row's run of N blocks to weights: mask, soft-cap, and the online softmax's bookkeeping. Keys are
+// first_key.. . The run stays in registers.
+template <int N>
+void soften_row(const Attention& a, Workspace& work, int64_t row, int64_t position, int64_t first_key,
+                const uint8_t* const* blocks) {
+    constexpr int64_t KEYS = N * BLOCK_TOKENS;
+    const float* scores = work.scores.data() + row * RUN_KEYS;
     const int64_t begin = a.window ? std::max<int64_t>(0, position - a.window + 1 - first_key) : 0;
-    const int64_t end = std::min<int64_t>(count * BLOCK_TOKENS, position + 1 - first_key);
+    const int64_t end = std::min(KEYS, position + 1 - first_key);
     uint32_t* weights = work.weights.data() + row * (RUN_KEYS / 2);
     if (end <= begin) {
-        std::memset(weights, 0, count * BLOCK_TOKENS / 2 * sizeof *weights);
+        std::memset(weights, 0, KEYS / 2 * sizeof *weights);
         return;
     }
-    const int64_t keys = count * BLOCK_TOKENS;
+    __m512 run[N];
+    each<N>([&](auto b) __attribute__((always_inline)) { run[b] = _mm512_loadu_ps(scores + b * BLOCK_TOKENS); });
     if (a.softcap > 0) {  // scores are in units of log2
         const __m512 cap = _mm512_set1_ps(a.softcap * LOG2_E);
-        for (int64_t k = 0; k < keys; k += 16)
-            _mm512_storeu_ps(scores + k, _mm512_mul_ps(tanh(_mm512_div_ps(_mm512_loadu_ps(scores + k), cap)), cap));
+        for (__m512& part : run) part = _mm512_mul_ps(tanh(_mm512_div_ps(part, cap)), cap);
     }
-    for (int64_t k = 0; k < begin; k++) scores[k] = -INFINITY;
-    for (int64_t k = end; k < keys; k++) scores[k] = -INFINITY;
-    __m512 most = _mm512_loadu_ps(scores);
-    for (int64_t k = 16; k < keys; k += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + k));
+    if (begin > 0 || end < KEYS)
+        each<N>([&](auto b) __attribute__((always_inline)) {
+            const auto below = [&](int64_t key) { return first_lanes(std::max<int64_t>(0, key - b * BLOCK_TOKENS)); };
+            run[b] = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), below(end) & ~below(begin), run[b]);
+        });
+    __m512 most = run[0];
+    each<N>([&](auto b) __attribute__((always_inline)) { most = _mm512_max_ps(most, run[b]); });
     const float before = work.largest[row], largest = std::max(before, _mm512_reduce_max_ps(most));
-    if (largest > before) {
-        const float shrink = std::exp2(before - largest);  // 0 in the first run
+    if (largest > before && before > -INFINITY) {
+        const float shrink = std::exp2(before - largest);
         work.sum[row] *= shrink;
         float* out = work.out.data() + row * a.shape.wide_dim();
         for (int64_t d = 0; d < a.shape.wide_dim(); d += 16)
             _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_loadu_ps(out + d), _mm512_set1_ps(shrink)));
-        work.largest[row] = largest;
     }
+    work.largest[row] = largest;
     const __m512 top = _mm512_set1_ps(largest);
     __m512 total = _mm512_setzero_ps();
-    uint16_t* halves = reinterpret_cast<uint16_t*>(weights);
-    for (int64_t k = 0; k < keys; k += 16) {
-        const __m512 weight = exp2_short(_mm512_sub_ps(_mm512_loadu_ps(scores + k), top));
-        total = _mm512_add_ps(total, weight);
-        if (a.shape.int8)
-            _mm512_storeu_ps(scores + k, weight);
-        else
-            _mm256_storeu_si256((__m256i*)(halves + k), narrow(weight));
-    }
+    each<N>([&](auto b) __attribute__((always_inline)) {
+        run[b] = exp2_short(_mm512_sub_ps(run[b], top));
+        total = _mm512_add_ps(total, run[b]);
+    });
     work.sum[row] += _mm512_reduce_add_ps(total);
-    if (a.shape.int8) round_weights(a, work, row, blocks, count);
+    if (a.shape.int8) return round_weights<N>(a, run, blocks, weights, work.weight_steps[row]);
+    each<N>([&](auto b) __attribute__((always_inline)) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights) + b, narrow_weight(run[b]));
+    });
+}
+
+inline void soften(const Attention& a, Workspace& work, int64_t row, int64_t position, int64_t first_key,
+                   const uint8_t* const* blocks, int64_t count) {
+    static_assert(RUN_BLOCKS == 8);
+    switch (count) {
+        case 8: return soften_row<8>(a, work, row, position, first_key, blocks);
+        case 7: return soften_row<7>(a, work, row, position, first_key, blocks);
+        case 6: return soften_row<6>(a, work, row, position, first_key, blocks);
+        case 5: return soften_row<5>(a, work, row, position, first_key, blocks);
+        case 4: return soften_row<4>(a, work, row, position, first_key, blocks);
+        case 3: return soften_row<3>(a, work, row, position, first_key, blocks);
+        case 2: return soften_row<2>(a, work, row, position, first_key, blocks);
+        case 1: return soften_row<1>(a, work, row, position, first_key, blocks);
+    }
 }
 
 // One unit's rows for one key head. queries, out: row 0 of the step, at that key head's first query head.
@@ -383,7 +400,7 @@ inline void attend(const Attention& a, const Unit& unit, int64_t head, const flo
             case 1: score_run<1>(a, work, row, blocks, count); break;
         }
         for (int64_t r = 0; r < rows; r++)
-            soften_row(a, work, r, unit.first_position + r / a.group, key, blocks, count);
+            soften(a, work, r, unit.first_position + r / a.group, key, blocks, count);
         row = 0;
         for (; row + SUB_ROWS <= rows; row += SUB_ROWS) weigh_run<SUB_ROWS>(a, work, row, blocks, count);
         switch (rows - row) {
