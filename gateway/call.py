@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 TEXT_LIMIT = 256
+Kind = Literal["chat", "completion", "embedding"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A decoded request. `fields` is the body's top level as raw JSON: what we do not know is forwarded untouched."""
+    """A decoded request. `fields` is the top level of an OpenAI body as raw JSON: what we do not know is forwarded."""
 
     api: str
+    """The surface it came by: chat.completions, completions, embeddings, responses, messages or count_tokens."""
     requested_model: str
     messages: list[dict[str, Any]]
     stream: bool
@@ -27,6 +29,10 @@ class Call:
     has_tools: bool
     tags: dict[str, str]
     fields: dict[str, msgspec.Raw]
+    kind: Kind = "chat"
+    """Which endpoint of an upstream it needs."""
+    original: dict[str, msgspec.Raw] | None = None
+    """The caller's own body where `fields` is a translation of it: for an upstream that speaks the caller's dialect."""
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """(role, text) of every text part of the conversation, in order."""

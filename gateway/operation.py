@@ -13,8 +13,9 @@ from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses
 from engine.protocol import Account
 from gateway.call import Call, storable
 from gateway.routing.router import Role
-from gateway.upstreams.frames import Frame, Usage
+from gateway.upstreams.frames import Frame
 from gateway.upstreams.upstream import Flight
+from gateway.upstreams.usage import Usage
 
 CLIENT_CLOSED_STATUS = 499
 """The status nobody was there to read; nginx's number for it."""

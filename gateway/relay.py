@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from engine.protocol import ErrorBody, ErrorDetail
+from gateway.api.chat import ChatWriter, without_account
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.operation import Attempt, Operation, Priced
-from gateway.upstreams.frames import DONE, Frame, MalformedError
+from gateway.upstreams.frames import DONE, ChatDecoder, Frame, MalformedError
 from gateway.upstreams.sse import EventTooLargeError, events
 from gateway.upstreams.transport import BrokenError, Reply
 
@@ -30,7 +31,7 @@ async def relay_whole(
     """Raises ApiError 502 when the upstream's answer does not come whole."""
     attempt = operation.attempts[-1]
     try:
-        frame = Frame.decode(await reply.read())
+        frame = ChatDecoder().whole(await reply.read())
     except (BrokenError, MalformedError) as error:
         attempt.end("upstream_error", str(error))
         text = f"The upstream {attempt.upstream} failed before its answer was complete: {error}."
@@ -46,7 +47,7 @@ async def relay_whole(
     headers["x-farthing-cached-tokens"] = str(priced.tokens.input_cached)
     if priced.billed is not None:
         headers["x-farthing-cost"] = f"{priced.billed:f}"
-    await exchange.respond(200, headers, frame.whole_bytes())
+    await exchange.respond(200, headers, without_account(frame))
 
 
 class StreamRelay:
@@ -60,6 +61,7 @@ class StreamRelay:
         self._record = record
         self._held: list[Frame] = []
         self._usage_frame: Frame | None = None
+        self._writer = ChatWriter(call)
 
     async def run(self, reply: Reply, headers: dict[str, str]) -> None:
         await self._exchange.start(200, {**STREAM_HEADERS, **headers})
@@ -82,7 +84,7 @@ class StreamRelay:
             async for data in events(reply.chunks()):
                 if data == b"[DONE]":
                     return None
-                frame = Frame.decode(data)
+                frame = ChatDecoder().whole(data)
                 if frame.error is not None:
                     return frame.error
                 await self._take(frame)
@@ -116,16 +118,11 @@ class StreamRelay:
             self._attempt.first_token = time.monotonic()
 
     async def _finish(self) -> None:
-        usage = b""
-        if self._call.include_usage:
-            source = self._usage_frame or next((f.usage_only() for f in reversed(self._held) if f.usage), None)
-            if source is not None:
-                usage = source.stream_bytes(show_usage=True, null_usage=False)
-        held = b"".join(self._bytes(frame) for frame in self._held)
-        await self._exchange.write(held + usage + DONE, last=True)
+        held = [*self._held, self._usage_frame] if self._usage_frame else self._held
+        await self._exchange.write(self._writer.finish(held, None), last=True)
 
     def _bytes(self, frame: Frame) -> bytes:
-        return frame.stream_bytes(show_usage=self._call.continuous_usage, null_usage=self._call.include_usage)
+        return self._writer.write(frame)
 
 
 def _error_frame(upstream: str, failure: str) -> bytes:

@@ -15,7 +15,7 @@ from engine.protocol import Account
 from gateway.call import Call
 from gateway.operation import Attempt, Priced
 from gateway.routing.rules import about_tokens
-from gateway.upstreams.frames import Usage
+from gateway.upstreams.usage import Usage
 
 CHARACTERS_PER_TOKEN = 4
 

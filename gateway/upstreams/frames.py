@@ -1,183 +1,161 @@
-"""Chat answers as upstreams send them: what the gateway reads in a frame or a whole reply, and what it hides.
+"""What an upstream's bytes mean: of each frame the facts that count, read once; its bytes stay as they came."""
 
-Every JSON object's top level is kept as raw text, so what we do not know passes through byte for byte.
-"""
-
-import contextlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from engine.protocol import Account
+from gateway.upstreams.transport import Reply
+from gateway.upstreams.usage import Usage, read_usage
 
 DONE = b"data: [DONE]\n\n"
-_NULL = msgspec.Raw(b"null")
 MOST_IN_ACCOUNT = 2**31 - 1
 """No request of an engine counts or lasts so much, and the ledger's narrowest column holds it."""
 
-_NO_CHOICES = msgspec.Raw(b"[]")
-
 
 class MalformedError(Exception):
-    """The upstream sent something that is not a chat answer."""
+    """The upstream sent something that is not an answer in its dialect."""
 
 
-class _PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+class Frame(msgspec.Struct):
+    """One chunk of a stream, or a whole reply, as OpenAI chat (text completions and embeddings use the same class)."""
+
+    raw: bytes
+    """Its JSON as it came, or translated to OpenAI's; decode it for what is not here."""
+    has_choices: bool = False
+    finish_reason: str | None = None
+    """Of its first choice that has one."""
+    characters: int = 0
+    """Of generated text, reasoning and tool calls in it."""
+    usage: Usage | None = None
+    account: Account | None = None
+    """The engine's own, never shown to a caller."""
+    error: str | None = None
+    odd: str | None = None
+    """What was odd in the counts that it reports."""
+    plain: bool = False
+    """Nothing in `raw` has to be hidden from the caller: no top-level `usage` or `farthing`, not even a null."""
+    native: bytes | None = None
+    """The upstream's own event, whole, where the upstream speaks the caller's dialect and that is not OpenAI's."""
 
 
-class _CompletionDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int | None = None
+class Decoder(Protocol):
+    """Reads one reply of one upstream; may keep state between its events."""
+
+    ended: bool
+    """The stream's own last event has been seen ([DONE], message_stop): what follows is not part of the answer."""
+
+    def event(self, name: bytes | None, data: bytes) -> Sequence[Frame]:
+        """Frames in one server-sent event: none, one or more. Raises MalformedError."""
+        ...
+
+    def whole(self, body: bytes) -> Frame:
+        """A reply that is no stream. Raises MalformedError."""
+        ...
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """`usage` as any upstream may send it: the details can be missing or null."""
+class Answer(NamedTuple):
+    """An upstream's 200: its headers are here, its body is not read yet."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
+    reply: Reply
+    decoder: Decoder
+    dropped: tuple[str, ...] = ()
+    """Parameters that were left out of the upstream's request because the route allows it."""
 
-    @property
-    def cached_tokens(self) -> int:
-        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
 
-    @property
-    def reasoning_tokens(self) -> int:
-        return (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
+class UsageDialect(Protocol):
+    """How an upstream reports counts: cached, written and reasoning tokens inside the totals or beside them."""
+
+    def normalise(self, raw: bytes) -> tuple[Usage | None, str | None]:
+        """(usage as OpenAI has it, what was odd in it) of the JSON of a `usage` field, which may be null."""
+        ...
+
+
+class OpenAIUsage:
+    def normalise(self, raw: bytes) -> tuple[Usage | None, str | None]:
+        return read_usage(raw)
+
+
+class ChatDecoder:
+    """OpenAI-compatible replies: chat completions, text completions and embeddings."""
+
+    def __init__(self, usage_dialect: UsageDialect | None = None) -> None:
+        self.ended = False
+        self._usage = usage_dialect or OpenAIUsage()
+
+    def event(self, name: bytes | None, data: bytes) -> Sequence[Frame]:
+        if data == b"[DONE]":
+            self.ended = True
+            return ()
+        return (self.whole(data),)
+
+    def whole(self, body: bytes) -> Frame:
+        try:
+            facts = _FACTS.decode(body)
+            frame = Frame(body, plain=not facts.usage and not facts.farthing)
+            if facts.usage:
+                frame.usage, frame.odd = self._usage.normalise(bytes(facts.usage))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedError(f"it sent something that is not an answer: {error}") from error
+        if facts.farthing:
+            _take_account(frame, bytes(facts.farthing))
+        for choice in facts.choices or ():
+            frame.has_choices = True
+            frame.characters += _characters(choice)
+            frame.finish_reason = frame.finish_reason or choice.finish_reason
+        if facts.error is not None:
+            frame.error = error_text(facts.error)
+        return frame
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: msgspec.Raw = msgspec.Raw()
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    function: _Function | None = None
 
 
 class _Text(msgspec.Struct):
-    content: str | None = None
+    content: str | list[Any] | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    reasoning: str | None = None
+    """The same by a newer name; an upstream that moves from one to the other sends both."""
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct):
     delta: _Text | None = None
     message: _Text | None = None
+    text: str | None = None
     finish_reason: str | None = None
 
 
 class _Facts(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-    farthing: Account | None = None
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    farthing: msgspec.Raw = msgspec.Raw()
     error: Any = None
 
 
-class _OddFacts(msgspec.Struct):
-    """The same where `usage` or `farthing` is not what it should be: no reason to lose a good answer."""
-
-    choices: list[_Choice] = []
-    usage: Any = None
-    farthing: Any = None
-    error: Any = None
-
-    def facts(self) -> tuple[_Facts, str | None]:
-        """What can be read of it, and what was odd."""
-        usage, odd_usage = _odd_usage(self.usage)
-        account, odd_account = _odd_account(self.farthing)
-        odd = "; ".join(words for words in (odd_usage, odd_account) if words)
-        return _Facts(self.choices, usage, account, self.error), odd or None
+_FACTS = msgspec.json.Decoder(_Facts)
+_ACCOUNT = msgspec.json.Decoder(Account | None)
 
 
-@dataclass(slots=True)
-class Frame:
-    """One frame of a stream, or a whole reply. `characters` counts the generated text in it; `odd`: in its counts."""
-
-    fields: dict[str, msgspec.Raw]
-    has_choices: bool
-    finish_reason: str | None
-    characters: int
-    usage: Usage | None
-    account: Account | None
-    error: str | None
-    odd: str | None = None
-
-    @classmethod
-    def decode(cls, data: bytes) -> "Frame":
-        """Raises MalformedError."""
-        try:
-            facts, odd = _facts(data)
-            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedError(f"it sent something that is not a chat answer: {error}") from error
-        reasons = [choice.finish_reason for choice in facts.choices if choice.finish_reason]
-        return cls(
-            fields=fields,
-            has_choices=bool(facts.choices),
-            finish_reason=reasons[0] if reasons else None,
-            characters=sum(_characters(choice) for choice in facts.choices),
-            usage=facts.usage,
-            account=facts.farthing,
-            error=_error_text(facts.error),
-            odd=odd,
-        )
-
-    def stream_bytes(self, *, show_usage: bool, null_usage: bool) -> bytes:
-        """The frame for the caller, without the account; usage as it came, null (the caller gets it last), or gone."""
-        self.fields.pop("farthing", None)
-        if not show_usage and self.fields.pop("usage", None) is not None and null_usage:
-            self.fields["usage"] = _NULL
-        return b"data: " + msgspec.json.encode(self.fields) + b"\n\n"
-
-    def usage_only(self) -> "Frame":
-        """A usage frame made of this one, for an upstream that reports usage beside its last choice."""
-        return Frame({**self.fields, "choices": _NO_CHOICES}, False, None, 0, self.usage, None, None)
-
-    def whole_bytes(self) -> bytes:
-        """A whole reply for the caller, the account taken out."""
-        self.fields.pop("farthing", None)
-        return msgspec.json.encode(self.fields)
-
-
-def _facts(data: bytes) -> tuple[_Facts, str | None]:
+def _take_account(frame: Frame, raw: bytes) -> None:
+    """An account that is not what it should be is no reason to lose a good answer."""
+    odd = None
     try:
-        facts, odd = msgspec.json.decode(data, type=_Facts), None
-    except msgspec.ValidationError:
-        facts, odd = msgspec.json.decode(data, type=_OddFacts).facts()
-    if facts.farthing is not None and not _possible(facts.farthing):
-        facts.farthing, odd = None, "farthing has a number that cannot be right"
-    return facts, odd
-
-
-def _odd_usage(value: Any) -> tuple[Usage | None, str | None]:
-    """Usage in which counts may be whole floats; None where the two main ones are not both there."""
-    if value is None:
-        return None, None
-    try:
-        return msgspec.convert(value, Usage), None
+        account = _ACCOUNT.decode(raw)
     except msgspec.ValidationError as error:
-        odd = f"usage: {error}"
-    whole = _whole(value)
-    for part in (whole, _without_details(whole)):
-        with contextlib.suppress(msgspec.ValidationError):
-            return msgspec.convert(part, Usage), odd
-    return None, odd
-
-
-def _whole(value: Any) -> Any:
-    """The value with each whole float in it as an integer."""
-    if isinstance(value, dict):
-        return {name: _whole(item) for name, item in value.items()}
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _without_details(value: Any) -> Any:
-    names = ("prompt_tokens", "completion_tokens")
-    return {name: value.get(name) for name in names} if isinstance(value, dict) else value
-
-
-def _odd_account(value: Any) -> tuple[Account | None, str | None]:
-    if value is None:
-        return None, None
-    try:
-        return msgspec.convert(value, Account), None
-    except msgspec.ValidationError as error:
-        return None, f"farthing: {error}"
+        account, odd = None, f"farthing: {error}"
+    if account is not None and not _possible(account):
+        account, odd = None, "farthing has a number that cannot be right"
+    frame.account = account
+    frame.odd = "; ".join(words for words in (frame.odd, odd) if words) or None
 
 
 def _possible(account: Account) -> bool:
@@ -185,20 +163,36 @@ def _possible(account: Account) -> bool:
 
 
 def _characters(choice: _Choice) -> int:
-    text = choice.delta or choice.message or _Text()
-    size = len(text.content or "") + len(text.reasoning_content or "")
-    return size + (len(bytes(text.tool_calls)) if text.tool_calls is not None else 0)
+    text = choice.delta or choice.message
+    if text is None:
+        return len(choice.text or "")
+    content = text.content
+    size = len(content) if isinstance(content, str) else _part_characters(content)
+    size += len(text.reasoning_content or text.reasoning or "") + len(text.refusal or "")
+    for call in text.tool_calls or ():
+        if call.function is not None:
+            size += len(call.function.name or "") + max(len(bytes(call.function.arguments)) - 2, 0)
+    return size
 
 
-def _error_text(error: Any) -> str | None:
-    if error is None:
-        return None
+def _part_characters(parts: list[Any] | None) -> int:
+    texts = (part.get("text") for part in parts or () if isinstance(part, dict))
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+class _Error(msgspec.Struct):
+    error: Any = None
+
+
+def error_text(error: Any) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 def error_message(body: bytes) -> str:
     """The sentence in an upstream's error body, or the start of whatever it sent."""
+    start = body[:200].decode(errors="replace")
     try:
-        return _error_text(msgspec.json.decode(body, type=_Facts).error) or body[:200].decode(errors="replace")
+        error = msgspec.json.decode(body, type=_Error).error
     except (msgspec.DecodeError, RecursionError):
-        return body[:200].decode(errors="replace")
+        return start
+    return start if error is None else error_text(error) or start

@@ -1,0 +1,84 @@
+"""The chat completions surface: the upstream's own JSON, with what the caller did not ask for taken out of it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.api.openai import decode_chat, error_body
+from gateway.call import Call
+from gateway.errors import ApiError
+from gateway.upstreams.frames import DONE, Frame
+from gateway.upstreams.usage import Usage
+
+_NULL = msgspec.Raw(b"null")
+_NO_CHOICES = msgspec.Raw(b"[]")
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class ChatSurface:
+    api = "chat.completions"
+
+    def decode(self, body: bytes) -> Call:
+        return decode_chat(body)
+
+    def error(self, error: ApiError) -> bytes:
+        return error_body(error)
+
+    def whole(self, call: Call, reply: Frame) -> bytes:
+        return without_account(reply)
+
+    def writer(self, call: Call) -> "ChatWriter":
+        return ChatWriter(call)
+
+
+class ChatWriter:
+    """Frames pass through byte for byte unless they carry usage or an account; also what text completions need."""
+
+    needs_prompt_count = False
+
+    def __init__(self, call: Call) -> None:
+        self.prompt_tokens: int | None = None
+        self._show_usage = call.continuous_usage
+        self._usage_last = call.include_usage
+        self._latest = b"{}"
+
+    def write(self, frame: Frame) -> bytes:
+        self._latest = frame.raw
+        return b"data: " + (frame.raw if frame.plain else self._stripped(frame)) + b"\n\n"
+
+    def finish(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+        ends = b"".join(self.write(frame) for frame in held if frame.has_choices)
+        return ends + self._usage_event(held, usage) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
+    def _stripped(self, frame: Frame) -> bytes:
+        """Without the account; usage as it came, null (the caller gets it last), or gone."""
+        fields = _FIELDS.decode(frame.raw)
+        fields.pop("farthing", None)
+        if not self._show_usage and fields.pop("usage", None) is not None and self._usage_last:
+            fields["usage"] = _NULL
+        return msgspec.json.encode(fields)
+
+    def _usage_event(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+        """Exactly one where the caller asked: the upstream's last word, else what was settled."""
+        if not self._usage_last:
+            return b""
+        source = next((frame for frame in reversed(held) if frame.usage is not None), None)
+        fields = _FIELDS.decode(source.raw if source is not None else self._latest)
+        fields.pop("farthing", None)
+        if source is None:
+            if usage is None:
+                return b""
+            fields["usage"] = msgspec.Raw(msgspec.json.encode(usage))
+        fields["choices"] = _NO_CHOICES
+        return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+
+
+def without_account(reply: Frame) -> bytes:
+    """A whole reply as it came, the engine's account taken out."""
+    if reply.plain:
+        return reply.raw
+    fields = _FIELDS.decode(reply.raw)
+    return reply.raw if fields.pop("farthing", None) is None else msgspec.json.encode(fields)
