@@ -2,12 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from gateway.errors import ApiError
+
 TEXT_LIMIT = 256
 Kind = Literal["chat", "completion", "embedding"]
+
+
+class Unsaid(NamedTuple):
+    """Something in the caller's own body that OpenAI chat has no words for, so that it is missing in `Call.fields`."""
+
+    name: str
+    """As a caller finds it: `top_k`, `tools[2] (web_search_20250305)`."""
+    droppable: bool
+    """A parameter, which a route may drop; what is part of the conversation never is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,16 @@ class Call:
     """Which endpoint of an upstream it needs."""
     original: dict[str, msgspec.Raw] | None = None
     """The caller's own body where `fields` is a translation of it: for an upstream that speaks the caller's dialect."""
+    unsaid: tuple[Unsaid, ...] = ()
+    """What the translation could not carry over: only an upstream that gets `original` honours it."""
+
+    def leave_unsaid(self, drop: bool) -> tuple[str, ...]:
+        """Names of what an upstream that gets `fields` does without. Raises ApiError 400 where that is not allowed."""
+        for name, droppable in self.unsaid:
+            if not (drop and droppable):
+                text = f"The upstream of this model cannot honour {name}. Leave it out, or choose another model."
+                raise ApiError(400, "unsupported_parameter", text, param=name.partition(" ")[0])
+        return tuple(name for name, _ in self.unsaid)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """(role, text) of every text part of the conversation, in order."""
