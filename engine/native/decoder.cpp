@@ -72,7 +72,7 @@ struct Buffers {
             made->values = (int8_t*)take(tokens * columns);
             made->scales = (float*)take(tokens * activation_groups(columns) * 4);
             made->sums = (int32_t*)take(tokens * activation_groups(columns) * 4);
-            made->subsums = (int32_t*)take(tokens * columns / WEIGHT_GROUP * 4);
+            made->subsums = d.layers[0].qkv.bits == 4 ? (int32_t*)take(tokens * columns / WEIGHT_GROUP * 4) : nullptr;
         }
     }
 };

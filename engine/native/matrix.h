@@ -32,7 +32,7 @@ struct Activations {
     int8_t* values;
     float* scales;     // [rows, groups]
     int32_t* sums;     // [rows, groups]
-    int32_t* subsums;  // [rows, columns / WEIGHT_GROUP]
+    int32_t* subsums;  // [rows, columns / WEIGHT_GROUP], or null where no weights are int4
 };
 
 inline int64_t activation_groups(int64_t columns) { return ceil_div(columns, ACTIVATION_GROUP); }
@@ -41,22 +41,22 @@ inline int64_t activation_groups(int64_t columns) { return ceil_div(columns, ACT
 inline void quantise_group(const float* x, int64_t columns, int64_t row, int64_t group, const Activations& out) {
     const int64_t first = group * ACTIVATION_GROUP, count = std::min(columns - first, ACTIVATION_GROUP);
     int8_t* values = out.values + row * columns + first;
-    int32_t* subsums = out.subsums + (row * columns + first) / WEIGHT_GROUP;
     __m512 most = _mm512_setzero_ps();
     for (int64_t i = 0; i < count; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
     const float largest = _mm512_reduce_max_ps(most);
     const __m512 steps = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
-    int32_t total = 0;
+    __m512i total = _mm512_setzero_si512();
     for (int64_t i = 0; i < count; i += WEIGHT_GROUP) {
         const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), steps));
         const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i + 16), steps));
         _mm_storeu_si128((__m128i*)(values + i), _mm512_cvtsepi32_epi8(a));
         _mm_storeu_si128((__m128i*)(values + i + 16), _mm512_cvtsepi32_epi8(b));
-        subsums[i / WEIGHT_GROUP] = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
-        total += subsums[i / WEIGHT_GROUP];
+        const __m512i both = _mm512_add_epi32(a, b);
+        if (out.subsums) out.subsums[(row * columns + first + i) / WEIGHT_GROUP] = _mm512_reduce_add_epi32(both);
+        total = _mm512_add_epi32(total, both);
     }
     out.scales[row * activation_groups(columns) + group] = largest / 127;
-    out.sums[row * activation_groups(columns) + group] = total;
+    out.sums[row * activation_groups(columns) + group] = _mm512_reduce_add_epi32(total);
 }
 
 // One row of `columns` floats (a multiple of COLUMN_MULTIPLE) to int8.
