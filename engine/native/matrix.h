@@ -71,14 +71,17 @@ inline __m512i quad(const int8_t* values) {
 }
 
 // One activation group of int8 weights into the sums of R rows. Out of line, so that during the loop the registers hold
-// nothing but the 2 R dot products, the weights and one activation.
+// nothing but the 2 R dot products, the weights and one activation. `ahead`: bytes from these weights to those to fetch
+// from memory meanwhile.
 template <int R>
-__attribute__((noinline)) void int8_group(const uint8_t* weights, const int8_t* values, int64_t stride, int64_t count,
+__attribute__((noinline)) void int8_group(const uint8_t* weights, int64_t ahead, const int8_t* values, int64_t stride, int64_t count,
                                           const int32_t* totals, const float* scales, int64_t groups, __m512 (*sums)[2]) {
     __m512i dots[R][2];
     each<R>([&](auto r) __attribute__((always_inline)) { dots[r][0] = dots[r][1] = _mm512_set1_epi32(-128 * totals[r * groups]); });
     for (const uint8_t* end = weights + count * TILE; weights != end; weights += 4 * TILE, values += 4) {
         const __m512i w0 = _mm512_loadu_si512(weights), w1 = _mm512_loadu_si512(weights + 64);
+        _mm_prefetch(reinterpret_cast<const char*>(weights + ahead), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(weights + ahead + 64), _MM_HINT_T1);
         each<R>([&](auto r) __attribute__((always_inline)) {
             const __m512i x = quad(values + r * stride);
             dots[r][0] = dot(dots[r][0], w0, x);
@@ -94,11 +97,12 @@ __attribute__((noinline)) void int8_group(const uint8_t* weights, const int8_t* 
 
 // Rows row..row + R of the activations times one tile of int8 weights: two vectors of sums a row.
 template <int R>
-inline void int8_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, __m512 (*sums)[2]) {
+inline void int8_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, bool again, __m512 (*sums)[2]) {
+    const int64_t ahead = again ? TILE * w.columns : 0;  // the next tile, while this one comes from the cache
     const int64_t columns = w.columns, groups = activation_groups(columns);
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = g * ACTIVATION_GROUP, count = std::min(columns - first, ACTIVATION_GROUP);
-        int8_group<R>(w.data + tile * TILE * columns + first * TILE, a.values + row * columns + first, columns, count,
+        int8_group<R>(w.data + tile * TILE * columns + first * TILE, ahead, a.values + row * columns + first, columns, count,
                       a.sums + row * groups + g, a.scales + row * groups + g, groups, sums);
     }
     const float* scales = static_cast<const float*>(w.scales) + tile * TILE;
@@ -154,14 +158,15 @@ inline void int4_tile(const Matrix& w, int64_t tile, const Activations& a, int64
 // What becomes of a product: stored, added to what is there, or gate and up (the two halves of a tile) combined.
 enum class Into { STORE, ADD, SILU_GATE, GELU_GATE };
 
-// R rows of one tile. `out`: of the first of the rows, where the tile's outputs go.
+// R rows of one tile. `again`: others of its rows were just before. `out`: of the first of the rows, where the tile's
+// outputs go.
 template <int R>
-inline void rows_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, float* out, int64_t stride,
-                      Into into) {
+inline void rows_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, bool again, float* out,
+                      int64_t stride, Into into) {
     __m512 sums[R][2];
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     if (w.bits == 8)
-        int8_tile<R>(w, tile, a, row, sums);
+        int8_tile<R>(w, tile, a, row, again, sums);
     else
         int4_tile<R>(w, tile, a, row, sums);
     if (w.bias)
@@ -183,20 +188,22 @@ inline void rows_tile(const Matrix& w, int64_t tile, const Activations& a, int64
 // Rows row..row + count of one tile. Out of line: it is where a step's time goes, and profiles should say so.
 __attribute__((noinline)) void product_tile(const Matrix& w, int64_t tile, const Activations& a, int64_t row, int64_t count,
                                             float* out, int64_t stride, Into into) {
+    const int64_t first = row;
     for (; count >= MOST_ROWS; row += MOST_ROWS, count -= MOST_ROWS, out += MOST_ROWS * stride)
-        rows_tile<MOST_ROWS>(w, tile, a, row, out, stride, into);
+        rows_tile<MOST_ROWS>(w, tile, a, row, row > first, out, stride, into);
+    const bool again = row > first;
     switch (count) {
-        case 11: return rows_tile<11>(w, tile, a, row, out, stride, into);
-        case 10: return rows_tile<10>(w, tile, a, row, out, stride, into);
-        case 9: return rows_tile<9>(w, tile, a, row, out, stride, into);
-        case 8: return rows_tile<8>(w, tile, a, row, out, stride, into);
-        case 7: return rows_tile<7>(w, tile, a, row, out, stride, into);
-        case 6: return rows_tile<6>(w, tile, a, row, out, stride, into);
-        case 5: return rows_tile<5>(w, tile, a, row, out, stride, into);
-        case 4: return rows_tile<4>(w, tile, a, row, out, stride, into);
-        case 3: return rows_tile<3>(w, tile, a, row, out, stride, into);
-        case 2: return rows_tile<2>(w, tile, a, row, out, stride, into);
-        case 1: return rows_tile<1>(w, tile, a, row, out, stride, into);
+        case 11: return rows_tile<11>(w, tile, a, row, again, out, stride, into);
+        case 10: return rows_tile<10>(w, tile, a, row, again, out, stride, into);
+        case 9: return rows_tile<9>(w, tile, a, row, again, out, stride, into);
+        case 8: return rows_tile<8>(w, tile, a, row, again, out, stride, into);
+        case 7: return rows_tile<7>(w, tile, a, row, again, out, stride, into);
+        case 6: return rows_tile<6>(w, tile, a, row, again, out, stride, into);
+        case 5: return rows_tile<5>(w, tile, a, row, again, out, stride, into);
+        case 4: return rows_tile<4>(w, tile, a, row, again, out, stride, into);
+        case 3: return rows_tile<3>(w, tile, a, row, again, out, stride, into);
+        case 2: return rows_tile<2>(w, tile, a, row, again, out, stride, into);
+        case 1: return rows_tile<1>(w, tile, a, row, again, out, stride, into);
         default: return;
     }
 }
