@@ -97,7 +97,7 @@ inline void rms_norm(const float* x, const float* weight, int64_t size, float ep
 // not wander between the cores' caches, which costs more than that every thread reads all weights. Fewer rows share out
 // the weights instead.
 constexpr int64_t BANDED_ROWS = 96;
-constexpr int64_t BAND_ROWS = 64;
+constexpr int64_t BAND_ROWS = 128;
 
 struct Band {
     int64_t first, count;
