@@ -17,7 +17,7 @@ from engine.batch import BLOCK_TOKENS
 from engine.front import Front
 from engine.hosted import HostedModel
 from engine.loader import ModelFileError
-from engine.memory import blocks_that_fit, resident_memory, show_size
+from engine.memory import blocks_that_fit, resident_memory, return_freed_memory, show_size
 from engine.runner import DType, KvType, load
 from engine.sampling_peak import sampling_peak
 from engine.scheduler import MAX_RUNNING
@@ -65,6 +65,7 @@ def load_models(options: ServeOptions) -> list[HostedModel]:
         name: (load(path, options.dtype, options.threads, kv=options.kv_dtype), load_tokenizer(path))
         for name, path in options.models.items()
     }
+    return_freed_memory()
     rows = min(MAX_RUNNING, options.max_batch_tokens)
     peaks = {name: sampling_peak(runner.config.vocab_size, rows) for name, (runner, _) in loaded.items()}
     block_bytes = [runner.block_bytes for runner, _ in loaded.values()]
