@@ -77,8 +77,8 @@ class Notices:
         """An asyncpg connection made as the engine makes its own, but outside of its pool."""
         async with asyncio.timeout(LOST_SECONDS):
             pooled = await self._engine.raw_connection()
-        pooled.detach()
         connection: Any = pooled.driver_connection
+        pooled.detach()
         try:
             yield connection
         finally:
