@@ -108,6 +108,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    block_hashes: bool = False
+    """Name the prompt's full blocks too, as this tenant's requests look for them."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -16,6 +16,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from engine.batch import BLOCK_TOKENS
+from engine.protocol import BlockChanges
+from engine.published import Published
 
 ROOT = -1
 """Parent of a sequence's first block."""
@@ -81,6 +83,7 @@ class BlockManager:
         self._refs = [0] * num_blocks
         self._entries: list[_Entry | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
+        self.published = Published(kept=2 * num_blocks)
 
     @property
     def free(self) -> int:
@@ -144,6 +147,10 @@ class BlockManager:
             parent = block
         return found
 
+    def changes_since(self, instance: str, sequence: int) -> BlockChanges:
+        """Which blocks were registered and evicted since then, as `Published.since` tells it."""
+        return self.published.since(instance, sequence, self._index)
+
     def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of these registered blocks nobody holds: acquiring them lowers `available` by so many."""
         return sum(not self._refs[block] for block in blocks)
@@ -177,6 +184,7 @@ class BlockManager:
         entry = self._entries[block]
         assert entry is not None
         del self._index[entry.digest]
+        self.published.removed(entry.digest)
         self._entries[block] = None
         return block
 
@@ -202,6 +210,7 @@ class BlockManager:
         if known is None:
             self._index[digest] = block
             self._entries[block] = entry
+            self.published.added(digest)
             return block
         if self._entries[known] != entry:
             return None

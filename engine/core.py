@@ -9,6 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +19,7 @@ from engine.generation import Event, Generation
 from engine.hosted import HostedModel
 from engine.sequence import FinishReason
 
+T = TypeVar("T")
 log = logging.getLogger("engine")
 
 IDLE_TICK = 1.0
@@ -54,6 +57,24 @@ class EngineCore:
     def abort(self, model: HostedModel, generation: Generation) -> None:
         """End a generation before the next step; its last event says `abort`, unless it ended first."""
         self._command(lambda: model.abort(generation))
+
+    def ask(self, question: Callable[[], T]) -> "Future[T]":
+        """The answer to a question about a model, computed on the loop's thread between two steps.
+
+        Raises RuntimeError when the loop is over.
+        """
+        answer: Future[T] = Future()
+
+        def reply() -> list[Event]:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+            return []
+
+        if not self._command(reply):
+            raise RuntimeError("the step loop has ended")
+        return answer
 
     def stop(self) -> None:
         """End the loop after the step in progress; what still runs is aborted, with events."""

@@ -91,6 +91,8 @@ class Front:
         self.latencies = Latencies()
         self._running: dict[str, Running] = {}
         self._by_generation: dict[Generation, Running] = {}
+        self.is_stopping = False
+        """Nobody should wait for news any more."""
 
     @property
     def status(self) -> Status:

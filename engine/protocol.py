@@ -94,9 +94,28 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-class TokenizeReply(msgspec.Struct, frozen=True):
+class TokenizeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer of `POST /tokenize`: how many tokens a prompt or a conversation has, template included."""
 
     count: int
     max_model_len: int
     tokens: list[int]
+    block_hashes: list[str] | None = None
+    """Where they were asked for: of its full blocks for this tenant, as `BlockChanges` names blocks."""
+
+
+class BlockChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `GET /v1/blocks`: what has changed in the blocks that an engine holds for one model.
+
+    A block is named by the first 16 hex digits of its hash: enough to tell blocks apart for balancing, and nothing a
+    tenant's text could be guessed from, as its salt is part of it.
+    """
+
+    instance: str
+    """Another one after a restart: its numbers begin anew."""
+    sequence: int
+    """Ask with this next."""
+    reset: bool
+    """`added` is all there is: forget what was known before."""
+    added: list[str]
+    removed: list[str]

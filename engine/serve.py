@@ -162,5 +162,6 @@ class _Server(uvicorn.Server):
         self._front = front
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front.is_stopping = True
         asyncio.get_running_loop().call_later(GRACE, self._front.abort_all)
         await super().shutdown(sockets)

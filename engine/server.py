@@ -13,10 +13,12 @@ import prometheus_client
 from litestar import Litestar, Request, Response, get, post
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException
+from litestar.params import FromQuery
 from litestar.types import ASGIApp
 
 from engine.answer import answer
 from engine.answer_form import answer_form, tools_of
+from engine.api_blocks import block_changes, block_names
 from engine.api_embeddings import embed
 from engine.api_logprobs import spell_out
 from engine.api_params import choices, known_tokens, sampling_params
@@ -54,7 +56,7 @@ HttpRequest = Request[Any, Any, Any]
 def create_app(front: Front) -> Litestar:
     """The application over `front`, which may still be loading its models."""
     return Litestar(
-        [chat_completions, completions, embeddings, tokenize, detokenize, abort, list_models, health, metrics],
+        [chat_completions, completions, embeddings, tokenize, detokenize, abort, blocks, list_models, health, metrics],
         dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
         openapi_config=None,
@@ -103,7 +105,9 @@ async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Respo
             if getattr(body, name) is not None:
                 raise bad_request(f"{name} is only allowed together with messages.", name)
         tokens = await _encode(model, body.prompt)
-    return _json(TokenizeReply(len(tokens), model.max_model_len, tokens))
+    tenant = request.headers.get(TENANT_HEADER, "")
+    hashes = await asyncio.to_thread(block_names, model, tenant, tokens) if body.block_hashes else None
+    return _json(TokenizeReply(len(tokens), model.max_model_len, tokens, hashes))
 
 
 @post("/detokenize")
@@ -132,6 +136,18 @@ async def abort(request: HttpRequest, front: NamedDependency[Front]) -> Response
         raise ApiError(404, f"No request with the id {id!r} is running.", param="id", code="request_not_found")
     front.abort(running)
     return _json({"id": id, "status": "aborting"})
+
+
+@get("/v1/blocks")
+async def blocks(
+    front: NamedDependency[Front],
+    model: FromQuery[str],
+    instance: FromQuery[str] = "",
+    since: FromQuery[int] = 0,
+    wait: FromQuery[float] = 0.0,
+) -> Response[bytes]:
+    """What has changed in the blocks held for a model; waits for news up to `wait` seconds."""
+    return _json(await block_changes(front, front.model(model), instance, since, wait))
 
 
 @get("/v1/models")
