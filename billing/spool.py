@@ -15,6 +15,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +31,12 @@ from billing.records import OperationRecord
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """A segment that has reached this size is sealed."""
+
+FREE_SECONDS = 1.0
+"""How long a look at the room on the disk is good."""
+
+BATCH_SECONDS = 0.002
+"""From one fsync to the next at least: under load more operations share one, and a lone one does not wait."""
 
 UNREADABLE = "unreadable.jsonl"
 _SEGMENT = re.compile(r"[0-9]{12,}\.segment")
@@ -77,11 +84,18 @@ class Spool:
         self._size = 0
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
+        self._written_at = 0.0
+        self._free = 0
+        self._free_until = 0.0
         self._thread = ThreadPoolExecutor(1, "spool")
 
     def free_bytes(self) -> int:
-        """What is left on the disk under the spool."""
-        return shutil.disk_usage(self.folder).free
+        """What is left on the disk under the spool, as of the last second."""
+        now = time.monotonic()
+        if now >= self._free_until:
+            self._free = shutil.disk_usage(self.folder).free
+            self._free_until = now + FREE_SECONDS
+        return self._free
 
     async def append(self, record: OperationRecord) -> None:
         """Return once `record` is on disk. A caller that is cancelled while it waits leaves the record to be written.
@@ -122,8 +136,12 @@ class Spool:
 
     async def _write_waiting(self) -> None:
         """Group commit: whatever came while the last batch was being written is the next batch."""
+        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
+                if (pause := self._written_at + BATCH_SECONDS - loop.time()) > 0:
+                    await asyncio.sleep(pause)
+                self._written_at = loop.time()
                 batch, self._waiting = self._waiting, []
                 failure: Exception | None = None
                 try:
@@ -201,9 +219,10 @@ class Spool:
                 file.flush()
                 os.fsync(file.fileno())
         segment.unlink()
+        if aside:  # else a power cut may bring the segment back: it is copied again, and every row is there already
+            _sync_folder(self.folder)
         self._sealed.remove(segment)
         self.depth -= contents.lines
-        _sync_folder(self.folder)
 
 
 def _place(folder: Path) -> str:
@@ -225,8 +244,8 @@ def _place(folder: Path) -> str:
             "spool_place_replaced",
             found=found[:64].decode("utf-8", "backslashreplace"),
             new=place,
-            consequence="holds of calls that earlier processes on this spool never recorded are not freed by"
-            " themselves; rows of the table `hold` with another replica than a running one's are theirs",
+            consequence="what earlier processes on this spool had leased is not freed by itself; rows of the table"
+            " `lease` with another replica than a running one's are theirs",
         )
     return place
 

@@ -11,8 +11,10 @@ from pydantic import SecretStr
 from billing.spool import SpoolError
 from gateway.app import create_app
 from gateway.connect import DatabaseUnavailableError, asyncpg_url
+from gateway.server import allow_many_connections
 from gateway.server import config as server_config
-from gateway.settings import ConfigurationError, Settings
+from gateway.settings import Settings
+from gateway.settings_file import ConfigurationError, load
 from gateway.telemetry import configure_logs
 
 
@@ -23,10 +25,11 @@ def serve(
 ) -> None:
     """Serve the gateway until SIGTERM or Ctrl-C."""
     configure_logs()
+    allow_many_connections()
     try:
-        settings = _for_asyncpg(Settings.load(config))
+        settings = _for_asyncpg(load(config))
         listener = _listen(host, port)
-        app = create_app(settings)
+        app = create_app(settings, config)
     except (ConfigurationError, DatabaseUnavailableError, SpoolError, OSError) as error:
         typer.echo(f"farthing gateway: {error}", err=True)
         raise typer.Exit(1) from None

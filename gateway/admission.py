@@ -1,116 +1,129 @@
-"""Admit or refuse: under a hard budget the worst case of a call is reserved before a byte goes upstream."""
+"""Admit or refuse: before a byte goes upstream, a call's worst case is held in every budget and limit that applies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 
-import structlog
-
-from billing.budgets import ScopeKind
+from billing.allowances import ScopeKind
 from billing.charge import affordable_output, worst_case
-from billing.leases import BudgetError, BudgetExhausted, Budgets, OtherCurrencyError, UnpricedError
-from billing.prices import PriceBook
+from billing.leases import BudgetError, Hold, Leases, LimitExceeded, Need
+from billing.prices import Price, PriceBook
 from gateway.call import Call
 from gateway.database import reachable
 from gateway.dispatch import Dispatcher
-from gateway.errors import ApiError
+from gateway.errors import budget_refusal, limit_refusal
 from gateway.operation import Operation
 from gateway.upstreams.upstream import PromptSize
-
-log = structlog.get_logger()
 
 TRIES = 3
 """A call without max_tokens is sized to what is left; when others took it meanwhile, it is sized again so often."""
 
+Scopes = Mapping[ScopeKind, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    hold: Hold
+    cap: int | None = None
+    """Output tokens, for each choice, that the upstream is told; None where the caller's own limit holds, or none."""
+    output: int | None = None
+    """Output tokens over all choices that money is held for; None where no hard budget applies."""
+
 
 class Admission:
-    def __init__(self, budgets: Budgets, dispatcher: Dispatcher) -> None:
-        self._budgets = budgets
+    def __init__(self, leases: Leases, dispatcher: Dispatcher) -> None:
+        self._leases = leases
         self._dispatcher = dispatcher
 
-    async def admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> int | None:
-        """Hold the worst case in every scope that has a budget; return the output cap that a hard one imposes, if any.
+    async def admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> Admitted:
+        """Hold the worst case, in money under hard budgets and in tokens under limits, in all of them or in none.
 
-        Where no budget is hard the hold is of nothing: it only marks where the charge will count.
+        Where nothing bounds the call the hold is of nothing: it only marks where the charge will count.
 
         Raises ApiError 402 naming the exhausted scope, that the model is unpriced or that a budget is in another
-        currency; 503 when the database is away.
-        The hold is settled by the operation's row, whatever becomes of the call.
+        currency; 429 naming the limit; 503 when the database is away and no lease is at hand.
         """
         scopes = _scopes(operation, model)
-        remaining = await self._remaining(scopes)
-        if remaining is None:
-            await self._hold(operation, scopes, Decimal(0))
-            return None
-        price = book.sale(model)
-        if price is None or worst_case(price, 1, 1) is None:
-            await self._hold(operation, scopes, None)
-            raise AssertionError("a hard budget refuses an unknown amount")
-        size = await self._dispatcher.prompt_size(call, model)
-        for attempt in range(TRIES):
-            affordable = affordable_output(price, size.tokens, remaining) // call.choices
-            output, cap = _output(call, size, affordable)
-            try:
-                await self._hold(operation, scopes, worst_case(price, size.tokens, output * call.choices))
-                return cap
-            except ApiError as refusal:
-                if refusal.status != 402 or cap is None or attempt == TRIES - 1:
-                    raise
-            remaining = await self._remaining(scopes) or Decimal(0)
+        with _refusals():
+            async with reachable():
+                money, tokens = await self._leases.remaining(scopes), await self._leases.tokens_left(scopes)
+                if money is None and tokens is None:
+                    return Admitted(await self._leases.admit(operation.id, scopes, Need(Decimal(0), 0)))
+            price = book.sale(model, operation.tier)
+            if money is not None and worst_case(price, 1, 1) is None:
+                async with reachable():
+                    await self._leases.admit(operation.id, scopes, Need(None, 0))
+                raise AssertionError("a hard budget refuses an unknown amount")
+            size = await self._dispatcher.prompt_size(call, model)
+            for last in [False] * (TRIES - 1) + [True]:
+                output, cap = _output(call, size, _affordable(call, size, price, money, tokens))
+                amount = Decimal(0) if money is None else worst_case(price, size.tokens, output * call.choices)
+                need = Need(amount, size.tokens + output * call.choices)
+                async with reachable():
+                    try:
+                        hold = await self._leases.admit(operation.id, scopes, need)
+                    except (BudgetError, LimitExceeded):
+                        if cap is None or last:
+                            raise
+                        money, tokens = await self._leases.remaining(scopes), await self._leases.tokens_left(scopes)
+                    else:
+                        return Admitted(hold, cap, None if money is None else output * call.choices)
         raise AssertionError("the last try returns or raises")
 
-    async def release(self, operation: Operation) -> None:
-        """Free the hold of an operation that will never have a row; at the next admission if the database is away."""
-        try:
-            await self._budgets.release(operation.id)
-        except Exception as error:  # its caller has a failure of its own to tell
-            log.warning("hold not released yet", operation=str(operation.id), reason=repr(error))
+    def settle(self, hold: Hold, billed: Decimal | None, tokens: int) -> None:
+        """The operation has its row: what it was billed takes the place of what was held."""
+        self._leases.settle(hold, billed, tokens)
 
-    async def _remaining(self, scopes: dict[ScopeKind, str]) -> Decimal | None:
-        with _refusals():
-            async with reachable():
-                return await self._budgets.remaining(scopes)
-
-    async def _hold(self, operation: Operation, scopes: dict[ScopeKind, str], amount: Decimal | None) -> None:
-        with _refusals():
-            async with reachable():
-                await self._budgets.admit(operation.id, scopes, amount)
-
-
-_REFUSALS: dict[type[BudgetError], tuple[str, str]] = {
-    BudgetExhausted: ("budget_exhausted", "Lower max_tokens, or ask your operator to raise the budget."),
-    UnpricedError: ("unpriced_model", "Choose another model, or ask your operator for a price."),
-    OtherCurrencyError: ("budget_currency", "Ask your operator to remove it and to set one in that currency."),
-}
-"""Code of the error and what the caller can do."""
+    def release(self, hold: Hold) -> None:
+        """The operation will never have a row."""
+        self._leases.release(hold)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn a budget's refusal into a 402."""
+    """Turn a budget's refusal into a 402, a limit's into a 429."""
     try:
         yield
     except BudgetError as error:
-        code, advice = _REFUSALS[type(error)]
-        headers = {"x-should-retry": "false"}
-        raise ApiError(402, code, f"Refused: {error}. {advice}", outcome="refused", headers=headers) from error
+        raise budget_refusal(error) from error
+    except LimitExceeded as error:
+        raise limit_refusal(error) from error
 
 
-def _scopes(operation: Operation, model: str) -> dict[ScopeKind, str]:
-    principal = operation.principal
+def _scopes(operation: Operation, model: str) -> Scopes:
+    principal, attribution = operation.principal, operation.attribution
     assert principal is not None
-    scopes: dict[ScopeKind, str] = {"org": str(principal.org_id), "key": str(principal.key_id), "model": model}
+    scopes: dict[ScopeKind, Sequence[str]] = {
+        "org": (str(principal.org_id),),
+        "key": (str(principal.key_id),),
+        "model": (model,),
+    }
     if principal.team_id is not None:
-        scopes["team"] = str(principal.team_id)
+        scopes["team"] = (str(principal.team_id),)
     if principal.user_id is not None:
-        scopes["user"] = str(principal.user_id)
+        scopes["user"] = (str(principal.user_id),)
+    if attribution is not None and attribution.scopes:
+        scopes["tag"] = attribution.scopes
     return scopes
+
+
+def _affordable(call: Call, size: PromptSize, price: Price | None, money: Decimal | None, tokens: int | None) -> int:
+    """Output tokens for each choice that what is left of the tightest budget and limit allows; may be negative."""
+    bounds = []
+    if money is not None:
+        bounds.append(affordable_output(price, size.tokens, money))
+    if tokens is not None:
+        bounds.append(tokens - size.tokens)
+    return min(bounds) // call.choices
 
 
 def _output(call: Call, size: PromptSize, affordable: int) -> tuple[int, int | None]:
     """(tokens to reserve for each choice, cap to send upstream or None): the caller's limit, the room left in the
-    context, or what the budget affords, at least 1, so that an exhausted budget is refused by name."""
-    room = None if size.context is None else max(size.context - size.tokens, 0)
+    context, or what is affordable, at least 1, so that an exhausted budget is refused by name."""
+    if call.kind == "embedding":
+        return 0, None
+    room = size.room
     if call.max_output is not None:
         wanted = max(call.max_output, 0)
         return (wanted if room is None else min(wanted, room)), None

@@ -3,27 +3,33 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import structlog
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
-from billing.leases import Budgets
+from billing.leases import Leases
 from billing.ledger import Ledger
+from billing.notices import Notices
 from billing.spool import Spool
 from dashboards.web import create_router
 from gateway.admission import Admission
+from gateway.api.batches import batch_routes
+from gateway.api.files import file_routes
 from gateway.api.health import Readiness, health_routes
-from gateway.api.routes import http_error, openai_routes
+from gateway.api.routes import http_error, models_route, surface_routes
 from gateway.auth import Keys
+from gateway.batches.runner import BatchRunner
 from gateway.database import connect
 from gateway.dispatch import Dispatcher
+from gateway.keep_alive import KeepAlive
+from gateway.live import Live
 from gateway.pipeline import Pipeline
 from gateway.prices import Prices
-from gateway.routing.rules import RulesRouter
+from gateway.reload import Reload
 from gateway.settings import Settings
 from gateway.telemetry import Metrics, Tracing
-from gateway.upstreams.upstream import Upstream
 
 FINISH_SECONDS = 5.0
 """At the stop: how long requests that were cut off may take to write their rows, and the rows to reach the database."""
@@ -31,49 +37,65 @@ FINISH_SECONDS = 5.0
 log = structlog.get_logger()
 
 
-def create_app(settings: Settings) -> Litestar:
-    """The gateway as an ASGI application. It starts without the database or an upstream and serves when they come."""
+def create_app(settings: Settings, config: Path | None = None) -> Litestar:
+    """The gateway as an ASGI application. It starts without the database or an upstream and serves when they come.
+
+    `config`: the file that `settings` were read from, if it is to be read again when it changes.
+    """
     engine = connect(settings.database_url.get_secret_value())
     spool = Spool(settings.data_dir / "spool")
     ledger = Ledger(engine, spool)
-    upstreams = {name: Upstream(name, upstream) for name, upstream in settings.upstreams.items()}
-    keys = Keys(engine)
+    live = Live(settings)
+    notices = Notices(engine)
+    keys = Keys(engine, notices)
     prices = Prices(engine, settings)
-    dispatcher = Dispatcher(settings, upstreams)
+    leases = Leases(engine, spool.replica, settings.currency, notices)
+    dispatcher = Dispatcher(live)
+    batches = BatchRunner(engine, live)
+    keep_alive = KeepAlive(settings.limits.keep_alive_seconds)
     tracing, metrics = Tracing(), Metrics()
     pipeline = Pipeline(
-        settings=settings,
+        live=live,
         keys=keys,
-        router=RulesRouter(settings.router.threshold),
         prices=prices,
-        admission=Admission(Budgets(engine, spool.replica, settings.currency), dispatcher),
+        admission=Admission(leases, dispatcher),
         dispatcher=dispatcher,
         spool=spool,
+        keep_alive=keep_alive,
         tracing=tracing,
         metrics=metrics,
     )
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        background = [asyncio.create_task(prices.run()), asyncio.create_task(ledger.run())]
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        parts = (notices, prices, leases, ledger, keep_alive)
+        background = [asyncio.create_task(part.run()) for part in parts]
+        if config is not None:
+            background.append(asyncio.create_task(Reload(config, live, prices).run()))
+        running_batches = asyncio.create_task(batches.run(app))
         try:
             yield
         finally:
+            running_batches.cancel()
+            await asyncio.wait({running_batches})
             await pipeline.finish(FINISH_SECONDS)
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
             await _drain(ledger)
+            await leases.close()
             await spool.close()
-            for upstream in upstreams.values():
-                await upstream.close()
+            await live.close()
             await engine.dispose()
             await asyncio.to_thread(tracing.close)  # it may wait for the collector
 
     return Litestar(
         route_handlers=[
-            *openai_routes(settings, keys, pipeline, upstreams),
-            *health_routes(Readiness(engine, upstreams, prices, ledger), metrics),
+            *surface_routes(pipeline),
+            models_route(live, keys),
+            file_routes(engine, live, keys),
+            batch_routes(engine, live, keys, batches.wake),
+            *health_routes(Readiness(engine, live, prices, ledger), metrics),
             create_router(engine, bytes.fromhex(settings.admin_key_hash)),
         ],
         lifespan=[lifespan],

@@ -1,16 +1,35 @@
 """One HTTP exchange as the pipeline sees it: read a bounded body, notice that the caller left, write the answer."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from gateway.api.surface import StreamWriter
 from gateway.errors import ApiError, ClientGoneError
+from gateway.trusted import Trusted
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 DISCARD_FACTOR = 4
 """A body over the limit is read and dropped up to this multiple of it: who is still sending would not see the 413."""
+STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+PEER = "farthing.peer"
+"""Entry of the ASGI scope that holds the connection's `Peer`, put there by our server."""
+
+
+class Peer:
+    """The other end of one connection. A caller that closes only its sending half counts as gone as well."""
+
+    __slots__ = ("on_lost",)
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[], None] | None = None
+
+    def lost(self) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
 
 
 class Exchange:
@@ -21,9 +40,18 @@ class Exchange:
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        self.peer_address: str = (scope.get("client") or ("", 0))[0]
+        """Of the socket's other end; "" where there is none."""
+        self.trusted = Trusted.of(scope)
         self.gone = False
         self.started = False
         self.complete = False
+        self.writing = False
+        self.written_at = 0.0
+        """When something was last sent, on the monotonic clock."""
+        self.writer: StreamWriter | None = None
+        """Set while the answer is a stream: how to end it with an error."""
+        self._peer: Peer | None = scope.get(PEER)
         self._receive = receive
         self._send = send
 
@@ -32,7 +60,7 @@ class Exchange:
 
         Raises ApiError 413 or 408, or ClientGoneError. Never holds more than `limit` bytes and one chunk.
         """
-        body = bytearray()
+        pieces: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(seconds):
@@ -41,9 +69,10 @@ class Exchange:
                     if message["type"] == "http.disconnect":
                         self.gone = True
                         raise ClientGoneError
-                    size += len(message.get("body", b""))
+                    piece = message.get("body", b"")
+                    size += len(piece)
                     if size <= limit:
-                        body += message.get("body", b"")
+                        pieces.append(piece)
                     elif size > limit * DISCARD_FACTOR:
                         raise _too_large(limit)
                     if not message.get("more_body", False):
@@ -53,29 +82,61 @@ class Exchange:
             raise ApiError(408, "request_timeout", text, headers={"connection": "close"}) from None
         if size > limit:
             raise _too_large(limit)
-        return bytes(body)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def wait_gone(self) -> None:
-        """Return when the caller has closed its connection. Call it once the body is read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = not self.complete
+    def watch(self, left: Callable[[], None]) -> None:
+        """Call `left` when the caller closes its connection before the answer is complete; until `unwatch`."""
+
+        def lost() -> None:
+            if not self.complete:
+                self.gone = True
+                left()
+
+        if self._peer is not None:
+            self._peer.on_lost = lost
+
+    def unwatch(self) -> None:
+        if self._peer is not None:
+            self._peer.on_lost = None
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        # Some values are an upstream's words, in which a line break would begin a header of its own.
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items() if value.isprintable()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def start_stream(self, headers: Mapping[str, str], writer: StreamWriter) -> None:
+        self.writer = writer
+        self.written_at = time.monotonic()
+        await self.start(200, {**STREAM_HEADERS, **headers})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send `data`; waits while the caller reads slower than we write, so nothing piles up here."""
         if last:
             self.complete = True
+        self.writing = True
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        self.writing = False
+        self.written_at = time.monotonic()
+
+    def idle_since(self, moment: float) -> bool:
+        """Whether this is an open stream on which nothing was sent since `moment` and nothing is waiting to be."""
+        open_stream = self.writer is not None and not (self.complete or self.gone or self.writing)
+        return open_stream and self.written_at <= moment
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """A whole answer with its length."""
         await self.start(status, {"content-type": "application/json", **headers, "content-length": str(len(body))})
         await self.write(body, last=True)
+
+    async def refuse(self, error: ApiError, headers: Mapping[str, str], body: bytes) -> None:
+        """The error as the whole answer (`body`), or as the end of the stream that has begun."""
+        if self.complete:
+            return
+        if self.writer is not None and self.started:
+            await self.write(self.writer.fail(error), last=True)
+        else:
+            await self.respond(error.status, {**headers, **error.headers}, body)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -8,13 +8,16 @@ from uuid import UUID
 
 from billing.charge import total
 from billing.ids import new_id
+from billing.leases import Hold
 from billing.people import Principal
+from billing.prices import Tier
 from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
 from engine.protocol import Account
+from gateway.attribution import Attribution
 from gateway.call import Call, storable
 from gateway.routing.router import Role
 from gateway.upstreams.frames import Frame
-from gateway.upstreams.upstream import Flight
+from gateway.upstreams.target import Flight
 from gateway.upstreams.usage import Usage
 
 CLIENT_CLOSED_STATUS = 499
@@ -42,9 +45,17 @@ class Attempt:
     account: Account | None = None
     odd: str | None = None
     """What was odd in the reported counts."""
+    billable: bool = True
+    """False where another attempt took its place: it may have cost something, but the caller pays once."""
+    overdue: bool = False
+    """It was called back because its whole answer took too long."""
+    cut: bool = False
+    """Its answer was ended before the upstream ended it, because its reservation was used up."""
     delivered: Usage | None = None
     """Usage as of the last frame that the caller was sent."""
     delivered_characters: int = 0
+    unreported_characters: int = 0
+    """Of those, how many came after `delivered`, which does not count them."""
     first_token: float | None = None
 
     def saw(self, frame: Frame) -> None:
@@ -53,6 +64,10 @@ class Attempt:
         self.odd = frame.odd or self.odd
         if self.is_engine:
             self.account = frame.account or self.account
+
+    def noted(self, words: str) -> str:
+        """An upstream's own words, as the ledger may keep them: others than our engine may quote the prompt."""
+        return words if self.is_engine else "the upstream reported an error"
 
     def end(self, status: Status, error: str | None = None) -> None:
         self.status = status
@@ -84,11 +99,15 @@ class Priced:
 class Operation:
     """One client request. Its id is the trace id that the client gets."""
 
+    api: str = "chat.completions"
     id: UUID = field(default_factory=new_id)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     started: float = field(default_factory=time.monotonic)
     principal: Principal | None = None
+    attribution: Attribution | None = None
     call: Call | None = None
+    tier: Tier = "standard"
+    """Which sale price it is billed at."""
     model: str | None = None
     role: Role | None = None
     score: float | None = None
@@ -98,6 +117,12 @@ class Operation:
     http_status: int = 200
     finish_reason: str | None = None
     error: str | None = None
+    hold: Hold | None = None
+    """What is held in budgets and limits until the row is written."""
+    dropped: tuple[str, ...] = ()
+    """Parameters that the upstream was not sent."""
+    reserved_output: int | None = None
+    """Tokens of output, over all choices, that a hard budget holds money for; None where nothing bounds the answer."""
     flight: Flight | None = None
     """What is now at an upstream."""
     priced: list[Priced] | None = None
@@ -115,6 +140,10 @@ class Operation:
         self.http_status = http_status
         self.error = storable(error) if error else None
 
+    def note(self, text: str) -> None:
+        """Something the row should say of an operation that did not fail."""
+        self.error = storable(text)
+
     def record(self, priced: list[Priced], currency: str) -> OperationRecord:
         """The row. Call it once, with the settled attempts in order."""
         assert self.principal is not None, "only what was authenticated is recorded"
@@ -127,7 +156,8 @@ class Operation:
             team_id=self.principal.team_id,
             user_id=self.principal.user_id,
             key_id=self.principal.key_id,
-            tags=self.call.tags if self.call else {},
+            tags=self.attribution.tags if self.attribution else self.principal.tags,
+            api=self.api,
             requested_model=storable(self.call.requested_model) if self.call else "",
             model=self.model,
             route_reasons=self.reasons,
@@ -143,6 +173,8 @@ class Operation:
             cost=total(p.cost for p in priced),
             currency=currency,
             attempts=attempts,
+            replica=self.hold.replica if self.hold else "",
+            charges=self.hold.charges if self.hold else [],
         )
 
     def _attempt_record(self, attempt: Attempt, priced: Priced) -> AttemptRecord:

@@ -1,4 +1,4 @@
-"""One request's life, from socket to ledger. Read `Pipeline.chat` and `Pipeline._answer` from top to bottom.
+"""One request's life, from socket to ledger, whatever wire format it came in. Read `serve`, `_call` and `_answer`.
 
 The key is checked before the body is read: a caller without one cannot make us hold its bytes, and everything that
 happens after it, even a body that is no JSON, is in the ledger under somebody's name.
@@ -6,35 +6,42 @@ happens after it, even a body that is no JSON, is in the ledger under somebody's
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
 from typing import Any
 
 import structlog
 
 from billing.spool import Spool, SpoolError
 from gateway.admission import Admission
+from gateway.api.count_tokens import CountTokensSurface
 from gateway.api.health import MIN_FREE_BYTES
-from gateway.api.openai import decode_chat, error_body
-from gateway.auth import Keys
+from gateway.api.surface import Surface
+from gateway.attribution import attribute, refuse_addresses
+from gateway.auth import Keys, check_model, check_route
 from gateway.call import Call
+from gateway.client_address import client_address
 from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError, ClientGoneError, unavailable
 from gateway.exchange import Exchange
+from gateway.keep_alive import KeepAlive
+from gateway.live import Live
 from gateway.operation import CLIENT_CLOSED_STATUS, Operation, Priced
 from gateway.prices import Prices
-from gateway.relay import StreamRelay, relay_whole
-from gateway.routing.router import Router
-from gateway.settings import ROLES, Settings
-from gateway.settlement import price_attempt
+from gateway.recall import Recall
+from gateway.relay import StreamRelay, overdue, relay_whole
+from gateway.reply_headers import reply_headers
+from gateway.settings import ROLES
+from gateway.settlement import about_prompt, price_attempt
 from gateway.telemetry import Metrics, Tracing
-from gateway.upstreams.frames import DONE
-from gateway.upstreams.transport import Reply
+from gateway.upstreams.frames import Answer
 
-ABORT_RETRY_SECONDS = 0.05
 FULL_RETRY_SECONDS = 30
 TAIL_SECONDS = 0.2
 """How long the end of an upstream's stream is awaited after its [DONE], to use the connection again."""
+
+Work = Callable[[Operation, Exchange, Call], Awaitable[None]]
 
 log = structlog.get_logger()
 
@@ -42,115 +49,185 @@ log = structlog.get_logger()
 class Pipeline:
     def __init__(
         self,
-        settings: Settings,
+        live: Live,
         keys: Keys,
-        router: Router,
         prices: Prices,
         admission: Admission,
         dispatcher: Dispatcher,
         spool: Spool,
+        keep_alive: KeepAlive,
         tracing: Tracing,
         metrics: Metrics,
     ) -> None:
-        self._settings = settings
+        self._live = live
         self._keys = keys
-        self._router = router
         self._prices = prices
         self._admission = admission
         self._dispatcher = dispatcher
         self._spool = spool
+        self._keep_alive = keep_alive
         self._tracing = tracing
         self._metrics = metrics
         self._serving: set[asyncio.Task[Any]] = set()
+        metrics.in_flight.set_function(lambda: len(self._serving))
 
     async def finish(self, seconds: float) -> None:
         """Wait until the requests being served have their rows, at most so long."""
         if self._serving:
             await asyncio.wait(self._serving, timeout=seconds)
 
-    async def chat(self, exchange: Exchange) -> None:
-        """Serve one chat completion: exactly one row for whatever becomes of it once the key is known."""
+    async def serve(self, exchange: Exchange, surface: Surface) -> None:
+        """Serve one request: exactly one row for whatever becomes of it once the key is known."""
+
+        async def answer(operation: Operation, exchange: Exchange, call: Call) -> None:
+            await self._answer(operation, exchange, surface, call)
+
+        await self._serve(exchange, surface, answer)
+
+    async def count_tokens(self, exchange: Exchange, surface: CountTokensSurface) -> None:
+        """Tell how long a prompt is. It has a row too, of nothing."""
+
+        async def count(operation: Operation, exchange: Exchange, call: Call) -> None:
+            tokens = await self._dispatcher.count_tokens(call, self._route(operation, call))
+            await self._record(operation)
+            await exchange.respond(200, reply_headers(operation), surface.answer(tokens))
+
+        await self._serve(exchange, surface, count)
+
+    async def _serve(self, exchange: Exchange, surface: Surface, work: Work) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
+        operation = Operation(surface.api)
         try:
-            await self._chat(exchange)
+            with self._tracing.operation(operation.id, exchange.headers) as span:
+                try:
+                    await self._end(operation, exchange, surface, self._call(operation, exchange, surface, work))
+                finally:
+                    if span is not None:
+                        span.set_attribute("farthing.status", operation.status)
         finally:
             self._serving.discard(task)
 
-    async def _chat(self, exchange: Exchange) -> None:
-        operation = Operation()
-        context = self._tracing.incoming(exchange.headers)
-        attributes = {"farthing.operation_id": str(operation.id)}
-        with (
-            self._metrics.in_flight.track_inprogress(),
-            self._tracing.tracer.start_as_current_span("operation", context, attributes=attributes) as span,
-        ):
-            try:
-                await self._serve(operation, exchange)
-            except ClientGoneError:
-                self._client_closed(operation)
-                await self._record_end(operation)
-            except ApiError as error:
-                operation.end(error.outcome, error.status, error.message)
-                await self._record_end(operation)
-                await self._refuse(operation, exchange, error)
-            except asyncio.CancelledError:  # the grace time after SIGTERM is over
-                self._cut(operation, "the gateway stopped")
-                await self._record_end(operation)
-                await self._refuse(operation, exchange, unavailable("The gateway is stopping."))
-                raise
-            except Exception:
-                log.exception("request failed", operation=str(operation.id))
-                self._cut(operation, "internal error")
-                await self._record_end(operation)
-                text = f"The gateway failed on this request; its log has the reason under {operation.id}."
-                await self._refuse(operation, exchange, ApiError(500, "internal_error", text))
-            finally:
-                span.set_attribute("farthing.status", operation.status)
+    async def _end(self, operation: Operation, exchange: Exchange, surface: Surface, work: Awaitable[None]) -> None:
+        """What becomes of an operation that `work` does not bring to its end itself."""
+        try:
+            await work
+        except ClientGoneError:
+            self._client_closed(operation)
+            await self._record_end(operation)
+        except ApiError as error:
+            operation.end(error.outcome, error.status, error.noted)
+            await self._record_end(operation)
+            await self._refuse(operation, exchange, surface, error)
+        except asyncio.CancelledError:  # the grace time after SIGTERM is over
+            self._cut(operation, "the gateway stopped")
+            await self._record_end(operation)
+            await self._refuse(operation, exchange, surface, unavailable("The gateway is stopping."))
+            raise
+        except Exception:
+            log.exception("request failed", operation=str(operation.id))
+            self._cut(operation, "internal error")
+            await self._record_end(operation)
+            text = f"The gateway failed on this request; its log has the reason under {operation.id}."
+            await self._refuse(operation, exchange, surface, ApiError(500, "internal_error", text))
 
-    async def _serve(self, operation: Operation, exchange: Exchange) -> None:
-        limits = self._settings.limits
-        operation.principal = await self._keys.authenticate(exchange.headers.get("authorization"))
+    async def _call(self, operation: Operation, exchange: Exchange, surface: Surface, work: Work) -> None:
+        """Authenticate, decode, and do the work while the caller is there. Raises ApiError or ClientGoneError."""
+        limits = self._live.settings.limits
+        await self._authenticate(operation, exchange, surface.api)
         if exchange.headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "unsupported_encoding", "Send the body without Content-Encoding.")
-        operation.call = decode_chat(await exchange.read_body(limits.body_bytes, limits.body_seconds))
-        await self._while_connected(operation, exchange, operation.call)
+        call = surface.decode(await exchange.read_body(limits.body_bytes, limits.body_seconds))
+        call = operation.call = self._attribute(operation, exchange, call)
+        recall = Recall(operation, limits.drain_seconds)
+        exchange.watch(recall.start)
+        if not call.stream:
+            recall.watch()
+        try:
+            await work(operation, exchange, call)
+        except asyncio.CancelledError:
+            if not recall.cancelled:
+                raise
+            recall.uncancel()
+            if not exchange.gone:
+                raise overdue(operation.attempts[-1]) from None
+        except ApiError:
+            if not exchange.gone:
+                raise
+        finally:
+            exchange.unwatch()
+            recall.close()
+        if exchange.gone:
+            raise ClientGoneError
 
-    async def _answer(self, operation: Operation, exchange: Exchange, call: Call) -> None:
+    async def _authenticate(self, operation: Operation, exchange: Exchange, api: str) -> None:
+        if exchange.trusted is not None:
+            operation.principal, operation.tier = exchange.trusted.principal, exchange.trusted.tier
+        else:
+            proxies = self._live.settings.trusted_proxies
+            address = client_address(exchange.peer_address, exchange.headers, proxies)
+            operation.principal = await self._keys.authenticate(exchange.headers, address)
+        check_route(operation.principal, "messages" if api == "count_tokens" else api)
+        refuse_addresses(exchange.headers)
+
+    def _attribute(self, operation: Operation, exchange: Exchange, call: Call) -> Call:
+        """Who pays, and under which tags; the call as a batch's line, where it is one."""
+        principal = operation.principal
+        assert principal is not None
+        check_model(principal, call.requested_model)
+        refuse_addresses({}, call.fields if call.original is None else call.original)
+        operation.attribution = attribute(principal, exchange.headers, call.tags)
+        if call.api in ("messages", "count_tokens") and (betas := exchange.headers.get("anthropic-beta")) is not None:
+            call = dataclasses.replace(call, betas=betas)
+        if (trusted := exchange.trusted) is not None:
+            tags = {**operation.attribution.tags, **trusted.tags}
+            operation.attribution = operation.attribution._replace(tags=tags)
+            return dataclasses.replace(call, priority=trusted.priority)
+        return call
+
+    async def _answer(self, operation: Operation, exchange: Exchange, surface: Surface, call: Call) -> None:
         model = self._route(operation, call)
         self._refuse_without_room()
-        output_cap = await self._admit(operation, call, model)
-        async with self._dispatch(operation, call, model, output_cap) as reply:
-            headers = self._headers(operation)
+        cap = await self._admit(operation, call, model)
 
-            async def record() -> list[Priced]:
-                return await self._record(operation)
+        async def record() -> list[Priced]:
+            return await self._record(operation)
 
+        async with self._dispatch(operation, exchange, call, model, cap) as answer:
+            operation.dropped = answer.dropped
+            headers = reply_headers(operation)
             if call.stream:
-                await StreamRelay(operation, call, exchange, record).run(reply, headers)
+                writer = surface.writer(call)
+                if writer.needs_prompt_count:
+                    writer.prompt_tokens = about_prompt(call)
+                with self._keep_alive.watching(exchange):
+                    await StreamRelay(operation, call, exchange, writer, record).run(answer, headers)
             else:
-                await relay_whole(operation, exchange, reply, headers, record)
-            await reply.drain(TAIL_SECONDS)
+                await relay_whole(operation, call, exchange, surface, answer, headers, record)
+            if not operation.attempts[-1].cut:
+                await answer.reply.drain(TAIL_SECONDS)
 
     def _route(self, operation: Operation, call: Call) -> str:
-        with self._tracing.tracer.start_as_current_span("route") as span:
+        with self._tracing.span("route") as span:
+            settings = self._live.settings
             wanted = call.requested_model
-            if wanted == "auto":
-                decision = self._router.route(call)
+            if wanted in settings.models:
+                operation.model = wanted
+            elif wanted == "auto":
+                decision = self._live.router.route(call)
                 operation.role, operation.score = decision.role, decision.score
                 operation.reasons = list(decision.reasons)
-                operation.model = self._settings.roles[decision.role]
+                operation.model = settings.roles[decision.role]
             elif wanted in ROLES:
                 operation.role = "small" if wanted == "small" else "large"
-                operation.model = self._settings.roles[operation.role]
-            elif wanted in self._settings.models:
-                operation.model = wanted
+                operation.model = settings.roles[operation.role]
             else:
-                names = ", ".join(["auto", *ROLES, *self._settings.models])
+                names = ", ".join(["auto", *ROLES, *settings.models])
                 text = f"The model {wanted[:100]!r} does not exist. There are: {names}."
                 raise ApiError(404, "model_not_found", text, param="model")
-            span.set_attribute("farthing.model", operation.model)
+            if span is not None:
+                span.set_attribute("farthing.model", operation.model)
             return operation.model
 
     def _refuse_without_room(self) -> None:
@@ -164,53 +241,24 @@ class Pipeline:
             raise unavailable("The disk under the ledger has no room.", retry_after=FULL_RETRY_SECONDS)
 
     async def _admit(self, operation: Operation, call: Call, model: str) -> int | None:
-        with self._tracing.tracer.start_as_current_span("admit"):
-            return await self._admission.admit(operation, call, model, self._prices.book())
+        with self._tracing.span("admit"):
+            admitted = await self._admission.admit(operation, call, model, self._prices.book())
+            operation.hold, operation.reserved_output = admitted.hold, admitted.output
+            return admitted.cap
 
     @contextlib.asynccontextmanager
     async def _dispatch(
-        self, operation: Operation, call: Call, model: str, output_cap: int | None
-    ) -> AsyncIterator[Reply]:
-        with self._tracing.tracer.start_as_current_span("dispatch") as span:
-            reply = await self._dispatcher.open(operation, call, model, output_cap, self._tracing.outgoing())
+        self, operation: Operation, exchange: Exchange, call: Call, model: str, cap: int | None
+    ) -> AsyncIterator[Answer]:
+        with self._tracing.span("dispatch") as span:
+            trace = self._tracing.outgoing(operation.id, exchange.headers)
+            answer = await self._dispatcher.open(operation, call, model, cap, trace)
             try:
-                yield reply
+                yield answer
             finally:
-                await reply.close()
-                span.set_attribute("farthing.attempts", len(operation.attempts))
-
-    async def _while_connected(self, operation: Operation, exchange: Exchange, call: Call) -> None:
-        """Run the answer until it is given or the caller leaves; then call the generation back, wait for its account.
-
-        Raises ClientGoneError, or what the answer raises.
-        """
-        answer = asyncio.create_task(self._answer(operation, exchange, call))
-        gone = asyncio.create_task(exchange.wait_gone())
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and not exchange.complete:
-                await self._call_back(operation, answer)
-            if exchange.gone:
-                answer.cancel()
-                await asyncio.wait({answer})
-                raise ClientGoneError
-            await answer
-        finally:
-            gone.cancel()
-            answer.cancel()
-            await asyncio.wait({answer, gone})
-            if not answer.cancelled():
-                answer.exception()  # seen, even where the caller left first
-
-    async def _call_back(self, operation: Operation, answer: asyncio.Task[None]) -> None:
-        deadline = time.monotonic() + self._settings.limits.drain_seconds
-        while not answer.done() and (flight := operation.flight) is not None and time.monotonic() < deadline:
-            if await flight.abort():
-                await asyncio.wait({answer}, timeout=deadline - time.monotonic())
-                return
-            if not flight.upstream.is_engine:
-                return
-            await asyncio.wait({answer}, timeout=ABORT_RETRY_SECONDS)  # it may not have read the request yet
+                await self._dispatcher.close(operation, answer)
+                if span is not None:
+                    span.set_attribute("farthing.attempts", len(operation.attempts))
 
     def _client_closed(self, operation: Operation) -> None:
         operation.end("client_closed", CLIENT_CLOSED_STATUS)
@@ -226,47 +274,44 @@ class Pipeline:
         """Settle and spool the row, once; on return it survives any crash. Raises ApiError 503 when the disk fails."""
         if operation.priced is not None or operation.principal is None:
             return operation.priced or []
-        with self._tracing.tracer.start_as_current_span("settle"):
+        with self._tracing.span("settle"):
+            currency = self._live.settings.currency
             try:
-                operation.priced = self._settle(operation)
-                record = operation.record(operation.priced, self._settings.currency)
+                operation.priced = self._settle(operation, currency)
+                record = operation.record(operation.priced, currency)
             except Exception:  # whatever it is, the request has a row and its hold ends
                 log.exception("settling failed", operation=str(operation.id))
                 operation.priced = [Priced.unknown() for _ in operation.attempts]
-                record = operation.record(operation.priced, self._settings.currency)
+                record = operation.record(operation.priced, currency)
             self._metrics.observe(record)
-            log.info("operation", id=str(record.id), status=record.status, model=record.model, http=record.http_status)
             try:
                 await self._spool.append(record)
             except SpoolError as error:
                 log.critical("operation not recorded", operation=str(operation.id), reason=str(error))
-                await self._admission.release(operation)
+                if operation.hold is not None:
+                    self._admission.release(operation.hold)
                 raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
+            except asyncio.CancelledError:  # it is written all the same
+                self._end_hold(operation, record.billed)
+                raise
+            self._end_hold(operation, record.billed)
             return operation.priced
+
+    def _end_hold(self, operation: Operation, billed: Decimal | None) -> None:
+        if operation.hold is not None:
+            tokens = sum(p.tokens.prompt_tokens + p.tokens.completion_tokens for p in operation.priced or ())
+            self._admission.settle(operation.hold, billed, tokens)
 
     async def _record_end(self, operation: Operation) -> None:
         """Record what ended badly: the answer is an error in any case, and a failing disk is in the log."""
         with contextlib.suppress(ApiError):
             await self._record(operation)
 
-    def _settle(self, operation: Operation) -> list[Priced]:
+    def _settle(self, operation: Operation, currency: str) -> list[Priced]:
         if not operation.attempts:
             return []
-        assert operation.call is not None
-        call, book = operation.call, self._prices.book()
-        return [price_attempt(attempt, call, book) for attempt in operation.attempts]
+        book = self._prices.book()
+        return [price_attempt(attempt, operation, book, currency) for attempt in operation.attempts]
 
-    def _headers(self, operation: Operation) -> dict[str, str]:
-        headers = {"x-farthing-trace-id": str(operation.id)}
-        if operation.model is not None:
-            headers["x-farthing-model"] = operation.model
-            headers["x-farthing-route"] = operation.route
-        return headers
-
-    async def _refuse(self, operation: Operation, exchange: Exchange, error: ApiError) -> None:
-        if exchange.complete:
-            return
-        if exchange.started:  # a stream: its status is sent, so the error is its last frame
-            await exchange.write(b"data: " + error_body(error) + b"\n\n" + DONE, last=True)
-            return
-        await exchange.respond(error.status, {**self._headers(operation), **error.headers}, error_body(error))
+    async def _refuse(self, operation: Operation, exchange: Exchange, surface: Surface, error: ApiError) -> None:
+        await exchange.refuse(error, reply_headers(operation), surface.error(error))

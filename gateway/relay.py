@@ -1,4 +1,4 @@
-"""From the upstream's answer to the caller's socket: what is forwarded, what is hidden, what counts as delivered.
+"""From the upstream's answer to the caller's socket: what is forwarded, what is held, what counts as delivered.
 
 The row is written before the answer's end is sent: the caller never holds a complete answer that has no row. After the
 caller has left, the rest of the upstream's stream is still read, for the account at its end.
@@ -9,34 +9,52 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from engine.protocol import ErrorBody, ErrorDetail
-from gateway.api.chat import ChatWriter, without_account
+from gateway.api.surface import StreamWriter, Surface
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.operation import Attempt, Operation, Priced
-from gateway.upstreams.frames import DONE, ChatDecoder, Frame, MalformedError
-from gateway.upstreams.sse import EventTooLargeError, events
-from gateway.upstreams.transport import BrokenError, Reply
+from gateway.settlement import CHARACTERS_PER_TOKEN, settled_usage
+from gateway.upstreams.frames import Answer, Frame, MalformedError
+from gateway.upstreams.sse import EventReader, EventTooLargeError
+from gateway.upstreams.transport import BrokenError, SilentError
+from gateway.upstreams.usage import Usage
 
 Record = Callable[[], Awaitable[list[Priced]]]
 """Settles the operation and writes its row, once."""
 
-STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+CUT = "the stream was cut: what was reserved for it is used up"
+CUT_COMMENT = f": farthing: {CUT}\n\n".encode()
+"""Comments are for who looks at the wire; every SDK skips them, and reads `length` as the reason."""
+DOUBT = 2
+"""Without reported usage an answer is cut only when its characters make so many times the tokens reserved: a tokenizer
+whose tokens are long must not cost a caller the answer it paid for."""
 
 
 async def relay_whole(
-    operation: Operation, exchange: Exchange, reply: Reply, headers: dict[str, str], record: Record
+    operation: Operation,
+    call: Call,
+    exchange: Exchange,
+    surface: Surface,
+    answer: Answer,
+    headers: dict[str, str],
+    record: Record,
 ) -> None:
-    """Raises ApiError 502 when the upstream's answer does not come whole."""
+    """Raises ApiError 502 or 504 when the upstream's answer does not come whole."""
     attempt = operation.attempts[-1]
     try:
-        frame = ChatDecoder().whole(await reply.read())
-    except (BrokenError, MalformedError) as error:
+        frame = answer.decoder.whole(await answer.reply.read())
+        attempt.saw(frame)
+        if attempt.overdue:
+            raise overdue(attempt)
+        if frame.error is not None and not frame.has_choices:
+            raise _reported(attempt, frame.error)
+        body = surface.whole(call, frame)
+    except (BrokenError, MalformedError, msgspec.MsgspecError) as error:
         attempt.end("upstream_error", str(error))
         text = f"The upstream {attempt.upstream} failed before its answer was complete: {error}."
-        raise ApiError(502, "upstream_error", text, outcome="upstream_error") from error
-    attempt.saw(frame)
+        status = 504 if isinstance(error, SilentError) else 502
+        raise ApiError(status, "upstream_error", text, outcome="upstream_error") from error
     operation.finish_reason = frame.finish_reason
     if exchange.gone:
         return
@@ -47,85 +65,154 @@ async def relay_whole(
     headers["x-farthing-cached-tokens"] = str(priced.tokens.input_cached)
     if priced.billed is not None:
         headers["x-farthing-cost"] = f"{priced.billed:f}"
-    await exchange.respond(200, headers, without_account(frame))
+    await exchange.respond(200, headers, body)
+
+
+def _reported(attempt: Attempt, words: str) -> ApiError:
+    """The refusal where the upstream's answer is an error under a good status."""
+    noted = attempt.noted(words)
+    attempt.end("upstream_error", noted)
+    text = f"The upstream {attempt.upstream} failed before its answer was complete: {words}."
+    return ApiError(502, "upstream_error", text, outcome="upstream_error", noted=noted)
+
+
+def overdue(attempt: Attempt) -> ApiError:
+    """The refusal of a whole answer that took too long; the caller pays nothing for it."""
+    attempt.billable = False
+    attempt.end("upstream_error", "it did not answer in time")
+    text = f"The upstream {attempt.upstream} did not answer in time."
+    return ApiError(504, "upstream_error", text, outcome="upstream_error")
 
 
 class StreamRelay:
-    """One stream's way to the caller. Frames that end a choice wait for the row, as do the usage chunk and [DONE]."""
+    """One stream's way to the caller. Frames that end a choice wait for the row, as do those with usage alone."""
 
-    def __init__(self, operation: Operation, call: Call, exchange: Exchange, record: Record) -> None:
+    def __init__(
+        self, operation: Operation, call: Call, exchange: Exchange, writer: StreamWriter, record: Record
+    ) -> None:
         self._operation = operation
         self._attempt: Attempt = operation.attempts[-1]
         self._call = call
         self._exchange = exchange
+        self._writer = writer
         self._record = record
-        self._held: list[Frame] = []
-        self._usage_frame: Frame | None = None
-        self._writer = ChatWriter(call)
+        self._ends: list[Frame] = []
+        self._usages: list[Frame] = []
+        self._out: list[bytes] = []
+        self._out_usage: Usage | None = None
+        self._out_unreported = 0
+        self._out_characters = 0
+        self._quoted = False
+        """Whether what failed is told in the upstream's own words."""
 
-    async def run(self, reply: Reply, headers: dict[str, str]) -> None:
-        await self._exchange.start(200, {**STREAM_HEADERS, **headers})
-        failure = await self._relay(reply)
+    async def run(self, answer: Answer, headers: dict[str, str]) -> None:
+        await self._exchange.start_stream(headers, self._writer)
+        failure = await self._relay(answer)
+        await self._flush()
         if self._exchange.gone:
             return
         if failure is None:
             self._attempt.end("ok")
-            await self._record()
-            await self._finish()
+            usage = settled_usage((await self._record())[-1])
+            end = self._writer.finish([*self._ends, *self._usages], usage)
+            await self._exchange.write(CUT_COMMENT + end if self._attempt.cut else end, last=True)
         else:
-            self._attempt.end("upstream_error", failure)
-            self._operation.end("upstream_error", 200, failure)
+            noted = self._attempt.noted(failure) if self._quoted else failure
+            self._attempt.end("upstream_error", noted)
+            self._operation.end("upstream_error", 200, noted)
             await self._record()
-            await self._exchange.write(_error_frame(self._attempt.upstream, failure) + DONE, last=True)
+            text = f"The upstream {self._attempt.upstream} failed in the middle of the answer: {failure}."
+            await self._exchange.write(self._writer.fail(ApiError(502, "upstream_error", text)), last=True)
 
-    async def _relay(self, reply: Reply) -> str | None:
+    async def _relay(self, answer: Answer) -> str | None:
         """Forward frames until the stream ends; None when it ended well, else what went wrong."""
+        reply, decoder = answer.reply, answer.decoder
+        reader = EventReader()
         try:
-            async for data in events(reply.chunks()):
-                if data == b"[DONE]":
+            while chunk := await reply.chunk():
+                for name, data in reader.feed(chunk):
+                    for frame in decoder.event(name, data):
+                        if frame.error is not None:
+                            self._quoted = True
+                            return frame.error
+                        self._take(frame)
+                        if self._attempt.cut:
+                            return None
+                if decoder.ended:
                     return None
-                frame = ChatDecoder().whole(data)
-                if frame.error is not None:
-                    return frame.error
-                await self._take(frame)
+                await self._flush()
         except EventTooLargeError:
             return "it sent an event that is too large"
         except (BrokenError, MalformedError) as error:
             return str(error)
-        return None if self._held else "its stream ended in the middle of the answer"
+        except msgspec.MsgspecError as error:  # a surface reads more of a frame than the gateway does
+            return f"it sent something that is not an answer: {error}"
+        return None if self._ends else "its stream ended in the middle of the answer"
 
-    async def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         self._attempt.saw(frame)
         if frame.finish_reason is not None:
             self._operation.finish_reason = frame.finish_reason
-            self._held.append(frame)
-        elif frame.usage is not None and not frame.has_choices:
-            self._usage_frame = frame
+            self._ends.append(frame)
+        elif not frame.has_choices and frame.usage is not None:
+            self._usages.append(frame)
         else:
-            held, self._held = self._held, []  # another choice goes on
-            for earlier in [*held, frame]:
-                await self._send(earlier)
+            if self._ends:  # another choice goes on
+                ended, self._ends = self._ends, []
+                for earlier in ended:
+                    self._write(earlier)
+            if self._is_over(frame):
+                self._cut(frame)
+            else:
+                self._write(frame)
 
-    async def _send(self, frame: Frame) -> None:
+    def _write(self, frame: Frame) -> None:
         if self._exchange.gone:
             return
-        await self._exchange.write(self._bytes(frame))
-        if self._exchange.gone:  # it left while we waited for its socket
+        if data := self._writer.write(frame):
+            self._out.append(data)
+        if frame.usage is not None:
+            self._out_usage, self._out_unreported = frame.usage, 0
+        else:
+            self._out_unreported += frame.characters
+        self._out_characters += frame.characters
+
+    async def _flush(self) -> None:
+        """Send what one piece of the upstream's stream had, at once; it counts as delivered when the socket took it."""
+        if self._out and not self._exchange.gone:
+            await self._exchange.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
+        self._out.clear()
+        if self._exchange.gone:  # perhaps while we waited for its socket
             return
-        self._attempt.delivered = frame.usage or self._attempt.delivered
-        self._attempt.delivered_characters += frame.characters
-        if frame.characters and self._attempt.first_token is None:
-            self._attempt.first_token = time.monotonic()
+        attempt = self._attempt
+        attempt.delivered = self._out_usage or attempt.delivered
+        attempt.unreported_characters = self._out_unreported
+        if self._out_characters:
+            attempt.delivered_characters += self._out_characters
+            self._out_characters = 0
+            if attempt.first_token is None:
+                attempt.first_token = time.monotonic()
 
-    async def _finish(self) -> None:
-        held = [*self._held, self._usage_frame] if self._usage_frame else self._held
-        await self._exchange.write(self._writer.finish(held, None), last=True)
+    def _is_over(self, frame: Frame) -> bool:
+        """Whether with this frame the answer has more tokens than were reserved: its upstream ignores max_tokens."""
+        reserved = self._operation.reserved_output
+        if reserved is None:
+            return False
+        if frame.usage is not None:
+            return frame.usage.completion_tokens > reserved
+        characters = self._attempt.delivered_characters + self._out_characters + frame.characters
+        return characters > reserved * CHARACTERS_PER_TOKEN * DOUBT
 
-    def _bytes(self, frame: Frame) -> bytes:
-        return self._writer.write(frame)
-
-
-def _error_frame(upstream: str, failure: str) -> bytes:
-    text = f"The upstream {upstream} failed in the middle of the answer: {failure}."
-    error = ErrorBody(ErrorDetail(text, "server_error", None, "upstream_error"))
-    return b"data: " + msgspec.json.encode(error) + b"\n\n"
+    def _cut(self, frame: Frame) -> None:
+        """End the answer here: what the caller has is what it pays, and the upstream's connection is closed."""
+        self._attempt.cut = True
+        self._operation.finish_reason = "length"
+        self._operation.note(CUT)
+        fields = msgspec.json.decode(frame.raw, type=dict[str, msgspec.Raw])
+        for name in ("usage", "farthing"):
+            fields.pop(name, None)
+        nothing: dict[str, object] = {"text": ""} if self._call.kind == "completion" else {"delta": {}}
+        choices = [{"index": index, **nothing, "finish_reason": "length"} for index in range(self._call.choices)]
+        raw = msgspec.json.encode({**fields, "choices": choices})
+        self._ends = [Frame(raw, has_choices=True, finish_reason="length", plain=True)]
+        self._usages = []

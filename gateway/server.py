@@ -1,6 +1,9 @@
-"""uvicorn with what it lacks: a deadline and a size limit for request headers, and bodies beside `Upgrade`."""
+"""uvicorn with what it lacks: a deadline and a size limit for request headers, bodies beside `Upgrade`, and word of a
+connection that is lost."""
 
 import asyncio
+import contextlib
+import resource
 import sys
 
 import httptools
@@ -8,31 +11,38 @@ import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.exchange import PEER, Peer
 from gateway.settings import Settings
 
 MAX_HEADER_BYTES = 64 * 1024
+BACKLOG = 10_000
+"""Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
+OPEN_FILES = 65_536
 
 
 def protocol(header_seconds: float) -> type[asyncio.Protocol]:
     """An HTTP protocol class that closes connections whose headers are not complete within `header_seconds`."""
 
     class GuardedProtocol(HttpToolsProtocol):
+        _peer: Peer
         _deadline: asyncio.TimerHandle | None = None
         _header_bytes = 0
         _data = b""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._peer = Peer()
             self._arm()
 
         def data_received(self, data: bytes) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self._arm()
             self._data = data
             super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:  # of a next request not all headers are here
+                self._arm()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self.scope[PEER] = self._peer  # type: ignore[literal-required]
             self._header_bytes = 0
 
         def on_header(self, name: bytes, value: bytes) -> None:
@@ -73,9 +83,10 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
             super().connection_lost(exc)
+            self._peer.lost()
 
         def _arm(self) -> None:
-            if self._deadline is None:
+            if self._deadline is None and not self.transport.is_closing():
                 self._deadline = self.loop.call_later(header_seconds, self._answer, b"408 Request Timeout")
 
         def _disarm(self) -> None:
@@ -100,6 +111,16 @@ def config(app: Litestar, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # anybody can send X-Forwarded-For; the sign-in's brake counts by address
+        proxy_headers=False,  # anybody can send X-Forwarded-For; see gateway/client_address.py
+        backlog=BACKLOG,
         timeout_graceful_shutdown=round(settings.limits.grace_seconds),
     )
+
+
+def allow_many_connections() -> None:
+    """Raise this process's own limit of open files as far as it may, so that thousands of streams fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -2,61 +2,95 @@
 
 Who reported decides the source. The engine's account is exact. Without it (the engine died) the last usage seen on the
 stream counts, also the engine's own. Any other upstream's usage is `upstream`. Nobody reported: `estimated`, from the
-characters that were sent and delivered. A caller that left is charged for the prompt and for the output it was sent.
+characters that were sent and delivered. A caller that left, or whose stream was cut, is charged for the prompt and for
+the output it was sent. Of several attempts the caller pays the one that answered, at the price of the model it was
+routed to; the operator's cost is that of each.
 """
 
 from decimal import Decimal
 
+import msgspec
+
 from billing.charge import charge, device_cost
-from billing.prices import PriceBook
+from billing.prices import Price, PriceBook
 from billing.records import TokenClasses, UsageSource
 from billing.usage import token_classes
 from engine.protocol import Account
 from gateway.call import Call
-from gateway.operation import Attempt, Priced
+from gateway.operation import Attempt, Operation, Priced
 from gateway.routing.rules import about_tokens
 from gateway.upstreams.usage import Usage
+from gateway.upstreams.usage_dialect import CostedUsage
 
 CHARACTERS_PER_TOKEN = 4
+COSTED_IN = "USD"
+"""Currency of the cost in a `CostedUsage`."""
 
 
-def price_attempt(attempt: Attempt, call: Call, book: PriceBook) -> Priced:
-    tokens, source, flag = count(attempt, call)
-    sale = book.sale(attempt.model)
+def price_attempt(attempt: Attempt, operation: Operation, book: PriceBook, currency: str) -> Priced:
+    assert operation.call is not None and operation.model is not None, "what was attempted was decoded and routed"
+    tokens, source, flag = count(attempt, operation.call, operation.reserved_output)
+    sale = book.sale(operation.model, operation.tier)
     cost_price = book.cost(attempt.model, attempt.upstream)
-    cost: Decimal | None = None
-    if attempt.refused:
-        cost = Decimal(0)
-    elif cost_price is not None and attempt.is_engine:
-        seconds = _device_seconds(attempt.account)
-        cost = None if seconds is None else device_cost(cost_price, seconds)
-    elif cost_price is not None:
-        cost = charge(cost_price, _reported(attempt.usage)[0] if attempt.usage else tokens)
     return Priced(
         tokens=tokens,
         usage_source=source,
         usage_flag=flag,
-        billed=charge(sale, tokens),
-        cost=cost,
+        billed=charge(sale, tokens) if attempt.billable else Decimal(0),
+        cost=_cost(attempt, tokens, cost_price, currency),
         price_version_id=sale.id if sale else None,
         cost_version_id=cost_price.id if cost_price else None,
     )
 
 
-def count(attempt: Attempt, call: Call) -> tuple[TokenClasses, UsageSource, str | None]:
-    """The attempt's billable tokens, who counted them, and what was inconsistent in the count, if anything."""
+def settled_usage(priced: Priced) -> Usage:
+    """The attempt's tokens as a caller is told them."""
+    tokens = priced.tokens
+    return Usage.of(
+        tokens.prompt_tokens,
+        tokens.completion_tokens,
+        cached=tokens.input_cached,
+        written=tokens.input_cache_write,
+        reasoning=tokens.output_reasoning,
+    )
+
+
+def _cost(attempt: Attempt, tokens: TokenClasses, price: Price | None, currency: str) -> Decimal | None:
+    if attempt.refused:
+        return Decimal(0)
+    if isinstance(attempt.usage, CostedUsage) and attempt.usage.cost is not None and currency == COSTED_IN:
+        return attempt.usage.cost
+    if price is None:
+        return None
+    if attempt.is_engine:
+        seconds = _device_seconds(attempt.account)
+        return None if seconds is None else device_cost(price, seconds)
+    if attempt.usage is None and not attempt.billable:
+        return None
+    return charge(price, _reported(attempt.usage)[0] if attempt.usage else tokens)
+
+
+def count(attempt: Attempt, call: Call, most_output: int | None = None) -> tuple[TokenClasses, UsageSource, str | None]:
+    """The attempt's billable tokens, who counted them, and what was inconsistent in the count, if anything.
+
+    `most_output`: tokens that were reserved; an estimate never says more.
+    """
     source: UsageSource = "engine" if attempt.is_engine else "upstream"
     if attempt.refused:
         return TokenClasses(), source, None
     if attempt.account is not None:
         return _delivered(_of_account(attempt.account), attempt), source, None
-    usage = attempt.delivered if attempt.status == "upstream_error" else attempt.usage
+    partial = attempt.cut or attempt.status == "upstream_error"
+    usage = attempt.delivered if partial else attempt.usage
     if usage is not None:
         reported, flag = _reported(usage)
-        return _delivered(reported, attempt), source, "; ".join(words for words in (attempt.odd, flag) if words) or None
+        odd = "; ".join(words for words in (attempt.odd, flag) if words) or None
+        if usage is attempt.delivered and attempt.unreported_characters and not _is_whole(attempt):
+            return _with_unreported(reported, attempt, most_output), "estimated", odd
+        return _delivered(reported, attempt), source, odd
     if attempt.delivered_characters == 0 and (attempt.is_engine or attempt.status == "upstream_error"):
         return TokenClasses(), "estimated", attempt.odd
-    return _estimate(attempt, call), "estimated", attempt.odd
+    return _estimate(attempt, call, most_output), "estimated", attempt.odd
 
 
 def _of_account(account: Account) -> TokenClasses:
@@ -74,6 +108,7 @@ def _reported(usage: Usage) -> tuple[TokenClasses, str | None]:
         usage.prompt_tokens,
         usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         total_tokens=usage.total_tokens,
     )
@@ -81,9 +116,10 @@ def _reported(usage: Usage) -> tuple[TokenClasses, str | None]:
 
 def _delivered(tokens: TokenClasses, attempt: Attempt) -> TokenClasses:
     """Cut the output down to what the caller was sent, unless it got all."""
-    if attempt.status == "ok":
+    if _is_whole(attempt):
         return tokens
     sent = max(attempt.delivered.completion_tokens, 0) if attempt.delivered else 0
+    sent += _tokens_in(attempt.unreported_characters)
     reasoning = min(tokens.output_reasoning, sent)
     return TokenClasses(
         input_fresh=tokens.input_fresh,
@@ -94,9 +130,32 @@ def _delivered(tokens: TokenClasses, attempt: Attempt) -> TokenClasses:
     )
 
 
-def _estimate(attempt: Attempt, call: Call) -> TokenClasses:
-    prompt = sum(about_tokens(text) for _, text in call.texts())
-    return TokenClasses(input_fresh=prompt, output_text=-(-attempt.delivered_characters // CHARACTERS_PER_TOKEN))
+def _is_whole(attempt: Attempt) -> bool:
+    return attempt.status == "ok" and not attempt.cut
+
+
+def _with_unreported(tokens: TokenClasses, attempt: Attempt, most_output: int | None) -> TokenClasses:
+    """Reported tokens and, estimated, what was delivered after the report: Anthropic's first event has one of these."""
+    output = tokens.output_text + _tokens_in(attempt.unreported_characters)
+    if most_output is not None:
+        output = max(min(output, most_output - tokens.output_reasoning), tokens.output_text)
+    return msgspec.structs.replace(tokens, output_text=output)
+
+
+def _tokens_in(characters: int) -> int:
+    return -(-characters // CHARACTERS_PER_TOKEN)
+
+
+def _estimate(attempt: Attempt, call: Call, most_output: int | None) -> TokenClasses:
+    output = _tokens_in(attempt.delivered_characters)
+    return TokenClasses(
+        input_fresh=about_prompt(call), output_text=output if most_output is None else min(output, most_output)
+    )
+
+
+def about_prompt(call: Call) -> int:
+    """Tokens of the prompt, estimated from its text."""
+    return sum(about_tokens(text) for _, text in call.texts())
 
 
 def _device_seconds(account: Account | None) -> float | None:

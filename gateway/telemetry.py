@@ -1,17 +1,22 @@
 """Logs, traces and metrics. None of them ever carries a key, a prompt or an answer."""
 
+import contextlib
+import functools
 import logging
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from uuid import UUID
 
 import structlog
 from opentelemetry import propagate, trace
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from billing.records import TOKEN_CLASSES, OperationRecord
@@ -39,29 +44,55 @@ def configure_logs() -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
+_NO_WORDS = {"record_exception": False, "set_status_on_exception": False}
+"""Errors quote: an upstream's answer that is one may hold the prompt."""
+
+
 class Tracing:
-    """Spans go out when OTEL_EXPORTER_OTLP_ENDPOINT is set; an incoming traceparent is passed on in any case."""
+    """Spans go out when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it nothing is made of them.
+
+    In any case an incoming traceparent goes on to the upstream; where there is none the operation's id is the trace.
+    """
 
     def __init__(self) -> None:
+        self._tracer: trace.Tracer | None = None
         self._provider: TracerProvider | None = None
         if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
             self._provider = TracerProvider(resource=Resource.create({"service.name": "farthing-gateway"}))
             self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        source: trace.TracerProvider = self._provider or trace.NoOpTracerProvider()
-        self.tracer = source.get_tracer("farthing.gateway")
+            self._tracer = self._provider.get_tracer("farthing.gateway")
 
-    def incoming(self, headers: Mapping[str, str]) -> Context:
-        return propagate.extract(headers)
+    def operation(self, identifier: UUID, headers: Mapping[str, str]) -> contextlib.AbstractContextManager[Span | None]:
+        """The operation's own span, a child of the caller's."""
+        if self._tracer is None:
+            return _OFF
+        attributes = {"farthing.operation_id": str(identifier)}
+        context = propagate.extract(headers)
+        return self._tracer.start_as_current_span("operation", context, attributes=attributes, **_NO_WORDS)
 
-    def outgoing(self) -> dict[str, str]:
-        """W3C headers of the current span, for the upstream."""
-        headers: dict[str, str] = {}
-        propagate.inject(headers)
-        return headers
+    def span(self, name: str) -> contextlib.AbstractContextManager[Span | None]:
+        return _OFF if self._tracer is None else self._tracer.start_as_current_span(name, **_NO_WORDS)
+
+    def outgoing(self, identifier: UUID, headers: Mapping[str, str]) -> dict[str, str]:
+        """W3C headers for the upstream."""
+        out: dict[str, str] = {}
+        if self._tracer is not None:
+            propagate.inject(out)
+        elif _TRACEPARENT.fullmatch(parent := headers.get("traceparent", "")):
+            out["traceparent"] = parent
+            if "tracestate" in headers:
+                out["tracestate"] = headers["tracestate"]
+        else:
+            out["traceparent"] = f"00-{identifier.hex}-{identifier.hex[16:]}-00"
+        return out
 
     def close(self) -> None:
         if self._provider is not None:
             self._provider.shutdown()
+
+
+_OFF: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+_TRACEPARENT = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Metrics:
@@ -78,13 +109,27 @@ class Metrics:
             "farthing_operation_seconds", "Duration of operations", ["model"], registry=self.registry
         )
         self._first = Histogram("farthing_ttft_seconds", "Time to the first token", ["model"], registry=self.registry)
+        # What `labels` finds, kept: it looks names up anew each time, which costs more than the counting.
+        self._count_operation = _kept(self._operations)
+        self._count_tokens = _kept(self._tokens)
+        self._observe_seconds = _kept(self._seconds)
+        self._observe_first = _kept(self._first)
 
     def observe(self, record: OperationRecord) -> None:
         model = record.model or ""
-        self._operations.labels(record.status, model).inc()
-        self._seconds.labels(model).observe(record.total_seconds)
+        self._count_operation(record.status, model).inc()
+        self._observe_seconds(model).observe(record.total_seconds)
         if record.ttft_seconds is not None:
-            self._first.labels(model).observe(record.ttft_seconds)
+            self._observe_first(model).observe(record.ttft_seconds)
         for attempt in record.attempts:
             for name in TOKEN_CLASSES:
-                self._tokens.labels(name, attempt.model).inc(getattr(attempt.tokens, name))
+                if count := getattr(attempt.tokens, name):
+                    self._count_tokens(name, attempt.model).inc(count)
+
+
+Metric = TypeVar("Metric", Counter, Histogram)
+
+
+def _kept(metric: Metric) -> Callable[..., Metric]:
+    """`metric.labels`, remembered. Models and statuses are few, and callers cannot make new ones."""
+    return functools.cache(metric.labels)

@@ -1,7 +1,7 @@
 """What an orchestrator and a scraper ask: is the process alive, can it serve, what are its numbers."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -12,31 +12,39 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.ledger import Ledger
 from gateway.database import reachable
 from gateway.errors import ApiError
+from gateway.live import Live
 from gateway.prices import Prices
 from gateway.telemetry import Metrics
-from gateway.upstreams.upstream import Upstream
 
 MIN_FREE_BYTES = 16 * 1024 * 1024
 
 
 class Readiness:
-    """Checks the database, every upstream and the ledger; none of them for longer than a few seconds."""
+    """Checks the database, the upstreams and the ledger; none of them for longer than a few seconds.
 
-    def __init__(self, engine: AsyncEngine, upstreams: Mapping[str, Upstream], prices: Prices, ledger: Ledger) -> None:
+    An upstream that is away is a reason where a model has no other one.
+    """
+
+    def __init__(self, engine: AsyncEngine, live: Live, prices: Prices, ledger: Ledger) -> None:
         self._engine = engine
-        self._upstreams = upstreams
+        self._live = live
         self._prices = prices
         self._ledger = ledger
 
     async def reasons(self) -> dict[str, str]:
         """What is missing to serve a request, by part; empty when nothing is."""
-        names = list(self._upstreams)
-        database, *upstreams = await asyncio.gather(
-            self._database(), *(self._upstreams[name].health() for name in names)
-        )
+        asked = self._live.upstreams
+        names = list(asked)
+        database, *upstreams = await asyncio.gather(self._database(), *(asked[name].health() for name in names))
         found = {"database": database, "ledger": self._ledger_state()}
-        found |= {f"upstream {name}": reason for name, reason in zip(names, upstreams, strict=True)}
+        away = {name: reason for name, reason in zip(names, upstreams, strict=True) if reason is not None}
+        found |= {f"upstream {name}": away[name] for name in self._needed(away)}
         return {part: reason for part, reason in found.items() if reason is not None}
+
+    def _needed(self, away: Collection[str]) -> list[str]:
+        """Of the upstreams that are away, those of a model that no other upstream serves."""
+        models = ({target.upstream for target in model.upstreams} for model in self._live.settings.models.values())
+        return sorted({name for names in models if names <= set(away) for name in names})
 
     async def _database(self) -> str | None:
         try:

@@ -1,7 +1,7 @@
-"""The OpenAI-compatible routes, on raw ASGI: the pipeline watches the socket itself."""
+"""Which path speaks which wire format. On raw ASGI: the pipeline reads the body and writes the answer itself."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litestar import Request, Response, asgi
@@ -9,47 +9,84 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import Receive, Scope, Send
 
+from gateway.api.chat import ChatSurface
+from gateway.api.completions import CompletionsSurface
+from gateway.api.count_tokens import CountTokensSurface
+from gateway.api.embeddings import EmbeddingsSurface
+from gateway.api.messages import MessagesSurface
 from gateway.api.openai import error_body, model_list
-from gateway.auth import Keys
+from gateway.api.responses import ResponsesSurface
+from gateway.api.surface import Surface
+from gateway.attribution import refuse_addresses
+from gateway.auth import Keys, check_route
+from gateway.client_address import client_address
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.live import Live
 from gateway.pipeline import Pipeline
-from gateway.settings import Settings
-from gateway.upstreams.upstream import Upstream
+
+SURFACES: dict[str, Surface] = {
+    "/v1/chat/completions": ChatSurface(),
+    "/v1/completions": CompletionsSurface(),
+    "/v1/embeddings": EmbeddingsSurface(),
+    "/v1/responses": ResponsesSurface(),
+    "/v1/messages": MessagesSurface(),
+}
+COUNT_TOKENS = CountTokensSurface()
 
 
-def openai_routes(
-    settings: Settings, keys: Keys, pipeline: Pipeline, upstreams: Mapping[str, Upstream]
-) -> list[ASGIRouteHandler]:
-    @asgi("/v1/chat/completions", copy_scope=False)
-    async def chat_completions(scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        if await _allowed(exchange, "POST"):
-            await pipeline.chat(exchange)
+def surface_routes(pipeline: Pipeline) -> list[ASGIRouteHandler]:
+    def served(surface: Surface) -> Callable[[Exchange], Awaitable[None]]:
+        return lambda exchange: pipeline.serve(exchange, surface)
 
+    routes = [_post(path, surface.error, served(surface)) for path, surface in SURFACES.items()]
+    counted = _post(
+        "/v1/messages/count_tokens", COUNT_TOKENS.error, lambda exchange: pipeline.count_tokens(exchange, COUNT_TOKENS)
+    )
+    return [*routes, counted]
+
+
+def models_route(live: Live, keys: Keys) -> ASGIRouteHandler:
     @asgi("/v1/models", copy_scope=False)
     async def models(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
-        if not await _allowed(exchange, "GET"):
+        if exchange.method != "GET":
+            await _wrong_method(exchange, "GET", error_body)
             return
+        settings = live.settings
         try:
-            await keys.authenticate(exchange.headers.get("authorization"))
+            address = client_address(exchange.peer_address, exchange.headers, settings.trusted_proxies)
+            principal = await keys.authenticate(exchange.headers, address)
+            check_route(principal, "models")
+            refuse_addresses(exchange.headers)
         except ApiError as error:
             await exchange.respond(error.status, error.headers, error_body(error))
         else:
+            upstreams = live.upstreams
             found = await asyncio.gather(*(upstream.hosted() for upstream in upstreams.values()))
             hosted = dict(zip(upstreams, found, strict=True))
-            await exchange.respond(200, {}, model_list(settings, hosted))
+            await exchange.respond(200, {}, model_list(settings, hosted, principal.models))
 
-    return [chat_completions, models]
+    return models
 
 
-async def _allowed(exchange: Exchange, method: str) -> bool:
-    if exchange.method == method:
-        return True
+def _post(
+    path: str, error_bytes: Callable[[ApiError], bytes], serve: Callable[[Exchange], Awaitable[None]]
+) -> ASGIRouteHandler:
+    @asgi(path, copy_scope=False)
+    async def handler(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        if exchange.method == "POST":
+            await serve(exchange)
+        else:
+            await _wrong_method(exchange, "POST", error_bytes)
+
+    return handler
+
+
+async def _wrong_method(exchange: Exchange, method: str, error_bytes: Callable[[ApiError], bytes]) -> None:
     error = ApiError(405, "method_not_allowed", f"Use {method} here, not {exchange.method}.", headers={"allow": method})
-    await exchange.respond(error.status, error.headers, error_body(error))
-    return False
+    await exchange.respond(error.status, error.headers, error_bytes(error))
 
 
 def http_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

@@ -1,6 +1,7 @@
-"""Server-sent events, as far as chat streams use them: the payloads of `data:` lines."""
+"""Server-sent events, as far as upstreams use them: the name and the payload of each."""
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
@@ -9,30 +10,47 @@ class EventTooLargeError(Exception):
     """One event of an upstream's stream is larger than MAX_EVENT_BYTES."""
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Payload of each event, whole, however the bytes were cut; comments, ids and retry lines are left out.
+class Event(NamedTuple):
+    name: bytes | None
+    data: bytes
+
+
+class EventReader:
+    """Cuts a stream into events, however its bytes come; comments, ids and retry lines are left out.
 
     Works on bytes and cuts only at line ends, so a character that was split between chunks is never decoded in halves.
     An event that the stream's end cuts off is dropped.
     """
-    pending = bytearray()
-    data: list[bytes] = []
-    size = 0
-    async for chunk in chunks:
-        pending += chunk
-        if b"\n" not in chunk:
-            if len(pending) > MAX_EVENT_BYTES:
-                raise EventTooLargeError
-            continue
-        *lines, rest = bytes(pending).split(b"\n")
-        pending = bytearray(rest)
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._name: bytes | None = None
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Events that this chunk completes. Raises EventTooLargeError."""
+        if not self._pending and not self._data and chunk.endswith(b"\n\n") and b"\r" not in chunk:
+            lines = chunk[:-1].split(b"\n")  # the usual case: whole events, and nothing to keep
+        else:
+            self._pending += chunk
+            if b"\n" not in chunk:
+                if len(self._pending) > MAX_EVENT_BYTES:
+                    raise EventTooLargeError
+                return
+            *lines, rest = bytes(self._pending).split(b"\n")
+            self._pending = bytearray(rest)
         for raw in lines:
             line = raw.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                size += len(line)
-                if size > MAX_EVENT_BYTES:
+            if not line:
+                if self._data:
+                    yield Event(self._name, self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                    self._data, self._size = [], 0
+                self._name = None
+            elif line.startswith(b"data:"):
+                self._size += len(line)
+                if self._size > MAX_EVENT_BYTES:
                     raise EventTooLargeError
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield b"\n".join(data)
-                data, size = [], 0
+                self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"event:"):
+                self._name = line[6:].removeprefix(b" ")

@@ -1,14 +1,21 @@
-"""The relay's one small interface to HTTP, and its httpx implementation."""
+"""The relay's one small interface to HTTP, and its implementation on aiohttp's client.
+
+HTTP/1.1 with keep-alive, no cookies, no redirects, no proxy from the environment and no compression: what was sent is
+what is read, event by event. aiohttp stops reading from an upstream whose bytes nobody takes, so a slow caller does not
+fill the memory.
+"""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
-import httpx
+import aiohttp
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""Larger than any whole chat answer; what an upstream sends beyond it is not kept in memory."""
+"""Larger than any whole answer; what an upstream sends beyond it is not kept in memory."""
+KEEP_ALIVE_SECONDS = 4.0
+"""An idle connection is not used again after this: servers commonly close theirs after 5 seconds."""
+READ_BUFFER_BYTES = 64 * 1024
 
 
 class UnreachableError(Exception):
@@ -20,7 +27,7 @@ class BrokenError(Exception):
 
 
 class SilentError(BrokenError):
-    """The upstream said nothing for longer than its read timeout."""
+    """The upstream took longer than it may."""
 
 
 class Reply(Protocol):
@@ -30,12 +37,12 @@ class Reply(Protocol):
     def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]: ...
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Body bytes as they come. Raises BrokenError when the connection fails before the body's end."""
+    async def chunk(self) -> bytes:
+        """The bytes of the body that have come, at least one; b"" at its end. Raises BrokenError."""
         ...
 
     async def read(self) -> bytes:
-        """The whole body, at most MAX_REPLY_BYTES. Raises BrokenError."""
+        """The rest of the body, at most MAX_REPLY_BYTES. Raises BrokenError."""
         ...
 
     async def drain(self, seconds: float) -> None:
@@ -53,70 +60,130 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-class HttpxReply:
-    def __init__(self, response: httpx.Response) -> None:
+class AiohttpTransport:
+    """Times in seconds. `connect`: until there is a connection; `first_byte`: from the request to the answer's headers;
+    `idle`: longest silence within a body; `total`: from the request to the body's end, None without limit.
+    """
+
+    def __init__(self, connect: float, first_byte: float, idle: float, total: float | None = None) -> None:
+        self._connect = connect
+        self._first_byte = first_byte if total is None else min(first_byte, total)
+        self._idle = idle
+        self._total = total
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> Reply:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        session = self._session or self._open()
+        try:
+            async with asyncio.timeout(self._first_byte):
+                response = await session.request(method, url, headers=headers, data=content, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise UnreachableError(_words(error)) from error
+        except TimeoutError as error:
+            raise SilentError("it did not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrokenError(_words(error)) from error
+        deadline = None if self._total is None else started + self._total
+        return AiohttpReply(response, loop, self._idle, deadline)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        """Made at the first request, because it belongs to the event loop that runs then."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            timeout=aiohttp.ClientTimeout(connect=self._connect),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"accept-encoding": "identity", "user-agent": "farthing"},
+            auto_decompress=False,
+            read_bufsize=READ_BUFFER_BYTES,
+        )
+        return self._session
+
+
+class AiohttpReply:
+    """One timer watches the whole body and is set anew when it rings, not with every piece."""
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, loop: asyncio.AbstractEventLoop, idle: float, deadline: float | None
+    ) -> None:
         self._response = response
-        self._raw = response.aiter_raw()
+        self._content = response.content
+        self._loop = loop
+        self._idle = idle
+        self._deadline = deadline
+        self._waits_since: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
 
     @property
     def status(self) -> int:
-        return self._response.status_code
+        return self._response.status
 
     @property
     def headers(self) -> Mapping[str, str]:
         return self._response.headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunk(self) -> bytes:
+        if self._content.exception() is None and self._content.is_eof():
+            return self._content.read_nowait()
+        # What came before the connection broke is part of the answer, but aiohttp raises first. It has no public way.
+        if self._content.exception() is not None and (rest := self._content._read_nowait(-1)):
+            return rest
+        self._waits_since = self._loop.time()
+        if self._watch is None:
+            self._set_watch(self._waits_since)
         try:
-            async for chunk in self._raw:
-                yield chunk
-        except httpx.ReadTimeout as error:
-            raise SilentError("it said nothing for too long") from error
-        except (httpx.TransportError, httpx.StreamError) as error:
+            return await self._content.readany()
+        except TimeoutError as error:
+            raise SilentError(str(error)) from error
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: the connection is closed
             raise BrokenError(_words(error)) from error
+        finally:
+            self._waits_since = None
 
     async def read(self) -> bytes:
-        body = bytearray()
-        async for chunk in self.chunks():
-            body += chunk
-            if len(body) > MAX_REPLY_BYTES:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.chunk():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_REPLY_BYTES:
                 raise BrokenError(f"it sent more than {MAX_REPLY_BYTES} bytes")
-        return bytes(body)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def drain(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError, BrokenError):
-            async with asyncio.timeout(seconds):
-                async for _ in self.chunks():
-                    pass
-
-    async def close(self) -> None:
-        await self._response.aclose()
-
-
-class HttpxTransport:
-    """HTTP/1.1 keep-alive, no proxy from the environment, no compression (frames must arrive one by one)."""
-
-    def __init__(self, connect_timeout: float, read_timeout: float) -> None:
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(read_timeout, connect=connect_timeout),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=4.0),
-            headers={"accept-encoding": "identity"},
-            trust_env=False,
-        )
-
-    async def send(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> Reply:
-        request = self._client.build_request(method, url, headers=dict(headers), content=content)
+        if self._content.at_eof():
+            return
         try:
-            return HttpxReply(await self._client.send(request, stream=True))
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise UnreachableError(_words(error)) from error
-        except httpx.TimeoutException as error:
-            raise SilentError("it did not answer in time") from error
-        except httpx.TransportError as error:
-            raise BrokenError(_words(error)) from error
+            async with asyncio.timeout(seconds):
+                while await self.chunk():
+                    pass
+        except (TimeoutError, BrokenError):
+            pass
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._response.close()  # once its end was read, the connection is back in the pool and stays open
+
+    def _set_watch(self, heard: float) -> None:
+        due = heard + self._idle if self._deadline is None else min(heard + self._idle, self._deadline)
+        self._watch = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        """End the wait for an upstream that is silent for too long or not done in time; a slow caller is no silence."""
+        now = self._loop.time()
+        if self._deadline is not None and now >= self._deadline:
+            self._content.set_exception(TimeoutError("it took too long to complete its answer"))
+        elif self._waits_since is not None and now - self._waits_since >= self._idle:
+            self._content.set_exception(TimeoutError("it said nothing for too long"))
+        else:
+            self._set_watch(now if self._waits_since is None else self._waits_since)
 
 
 def _words(error: Exception) -> str:

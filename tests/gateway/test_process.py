@@ -28,7 +28,7 @@ grace_seconds = 3
 kind = "engine"
 base_url = "{url}"
 [models.tiny]
-upstream = "engine"
+upstreams = ["engine"]
 price = {{ input_fresh = "10", input_cached = "1", output_text = "20" }}
 """
 
@@ -135,6 +135,53 @@ async def test_sigterm_lets_streams_finish(launcher: Launcher, client: Gateway, 
         await asyncio.wait_for(process.wait(), 10)
     (row,) = await client._rows()
     assert row["status"] == "ok", "its row was in the database before the process ended"
+
+
+async def test_a_changed_configuration_is_taken_over_while_a_stream_goes_on(
+    launcher: Launcher, client: Gateway, upstream: Scripted, port: int
+) -> None:
+    upstream.words, upstream.pause = ["a "] * 30, 0.05
+    async with launcher.running(port) as process:
+        asking = asyncio.create_task(client.chat(stream=True))
+        assert (await client.chat(model="other")).status_code == 404
+        text = launcher.config.read_text(encoding="utf-8")
+        launcher.config.write_text(text + '[models.other]\nupstreams = ["engine"', encoding="utf-8")
+        process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(0.3)
+        assert (await client.chat(model="other")).status_code == 404, "it is not right yet"
+        upstream.words, upstream.pause = ["b"], 0.0
+        launcher.config.write_text(text + '[models.other]\nupstreams = ["engine"]', encoding="utf-8")
+        for _ in range(100):
+            answer = await client.chat(model="other")
+            if answer.status_code == 200:
+                break
+            await asyncio.sleep(0.05)
+        assert answer.status_code == 200, "the file is looked at without a signal too"
+        assert (await asking).text.endswith("data: [DONE]\n\n")
+
+
+async def test_sigterm_under_load(launcher: Launcher, client: Gateway, upstream: Scripted, port: int) -> None:
+    """New requests are refused, those under way are answered in full, and every answer has its row."""
+    upstream.words, upstream.pause = ["a "] * 10, 0.03
+    answered: list[str] = []
+
+    async def ask(stream: bool) -> None:
+        with contextlib.suppress(httpx.TransportError):  # refused, or its idle connection was just closed
+            while True:
+                answer = await client.chat(stream=stream)
+                assert answer.status_code == 200 and answer.text.count("a ") == 10
+                assert not stream or answer.text.endswith("data: [DONE]\n\n")
+                answered.append(answer.headers["x-farthing-trace-id"])
+
+    async with launcher.running(port) as process:
+        asking = [asyncio.create_task(ask(number % 2 == 0)) for number in range(16)]
+        await asyncio.sleep(1.0)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(asyncio.gather(*asking), 10)
+        await asyncio.wait_for(process.wait(), 10)
+    rows = await client._rows()
+    assert len(answered) >= 32 and {str(row["id"]) for row in rows} == set(answered)
+    assert {row["status"] for row in rows} == {"ok"}
 
 
 async def test_streams_longer_than_the_grace_time_are_cut_and_recorded(

@@ -11,7 +11,8 @@ import structlog
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from gateway.telemetry import configure_logs
-from tests.gateway.running import CHAT, running_gateway
+from tests.gateway.running import CHAT, Gateway, running_gateway
+from tests.gateway.scripted import Scripted
 
 
 @contextlib.asynccontextmanager
@@ -50,6 +51,18 @@ async def test_a_trace_with_its_steps(settings: dict[str, Any], monkeypatch: pyt
             "farthing.status": "ok",
         }
         assert "hi" not in str([a.value for span in spans for a in span.attributes])
+
+
+@pytest.mark.parametrize("parent", [None, "00-zz-1-01", f"00-{'0' * 32}-b7ad6b7169203331-01"])
+async def test_a_trace_begins_with_the_operation_where_the_caller_has_none(
+    gateway: Gateway, upstream: Scripted, parent: str | None
+) -> None:
+    headers = {} if parent is None else {"traceparent": parent, "tracestate": "a=b"}
+    answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    sent = upstream.chats[0].headers
+    version, trace, span, flags = sent["traceparent"].split("-")
+    assert trace == answer.headers["x-farthing-trace-id"].replace("-", "")
+    assert (version, flags, len(span)) == ("00", "00", 16) and "tracestate" not in sent
 
 
 @pytest.mark.parametrize("terminal", [True, False])
