@@ -1,5 +1,6 @@
 """One request in the gateway's own words, whatever wire format it came in."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -16,7 +17,7 @@ class Unsaid(NamedTuple):
     """Something in the caller's own body that OpenAI chat has no words for, so that it is missing in `Call.fields`."""
 
     name: str
-    """As a caller finds it: `top_k`, `tools[2] (web_search_20250305)`."""
+    """As a caller finds it: `container`, `tools[2] (web_search_20250305)`. It may stand in a header: see `plain`."""
     droppable: bool
     """A parameter, which a route may drop; what is part of the conversation never is."""
 
@@ -44,8 +45,12 @@ class Call:
     """Which endpoint of an upstream it needs."""
     original: dict[str, msgspec.Raw] | None = None
     """The caller's own body where `fields` is a translation of it: for an upstream that speaks the caller's dialect."""
+    priority: int | None = None
+    """For upstreams of kind engine: larger runs later. Set by the gateway for lines of a batch."""
     unsaid: tuple[Unsaid, ...] = ()
     """What the translation could not carry over: only an upstream that gets `original` honours it."""
+    betas: str | None = None
+    """Features under trial that an Anthropic upstream shall switch on, as its callers list them in a header."""
 
     def leave_unsaid(self, drop: bool) -> tuple[str, ...]:
         """Names of what an upstream that gets `fields` does without. Raises ApiError 400 where that is not allowed."""
@@ -68,10 +73,17 @@ class Call:
                         yield role, part["text"]
 
     def has_media(self) -> bool:
-        """Whether a part of any message is something else than text."""
+        """Whether a part of any message is something else than text, or something is in the caller's own body only."""
+        if self.unsaid:
+            return True
         contents = [message.get("content") for message in self.messages]
         parts = [part for content in contents if isinstance(content, list) for part in content]
         return any(not isinstance(part, dict) or part.get("type") != "text" for part in parts)
+
+
+def plain(text: object) -> str:
+    """Caller-given text as part of a name: short, and of characters that a header can carry."""
+    return re.sub(r"[^\w.-]", "?", str(text), flags=re.ASCII)[:40]
 
 
 def storable(text: str) -> str:

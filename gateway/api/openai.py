@@ -1,7 +1,7 @@
 """OpenAI's wire format: chat request bodies in, error objects and model lists out."""
 
-import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -79,17 +79,23 @@ def anthropic_error(body: bytes) -> bool:
         return False
 
 
-def model_list(settings: Settings, hosted: Mapping[str, set[str] | None]) -> bytes:
-    """`GET /v1/models`: the routed names first, then the real ones that can answer.
+def model_list(
+    settings: Settings, hosted: Mapping[str, set[str] | None], allowed: Container[str] | None = None
+) -> bytes:
+    """`GET /v1/models`, for both vendors' clients: the routed names first, then the real ones that can answer.
 
     `hosted`: by upstream, the models it has loaded, so far as known; a configured model that is not among them is left
-    out.
+    out. `allowed`: the names that the key may ask for; None: any.
     """
     names = ["auto", *ROLES]
     for name, model in settings.models.items():
-        loaded = hosted.get(model.upstream)
-        if loaded is None or (model.upstream_model or name) in loaded:
+        found = ((hosted.get(target.upstream), target.upstream_model or name) for target in model.upstreams)
+        if any(loaded is None or called in loaded for loaded, called in found):
             names.append(name)
-    created = int(time.time())
-    data = [{"id": name, "object": "model", "created": created, "owned_by": "farthing"} for name in names]
-    return msgspec.json.encode({"object": "list", "data": data})
+    offered = [name for name in names if allowed is None or name in allowed]
+    now = datetime.now(UTC).replace(microsecond=0)
+    facts: dict[str, object] = {"object": "model", "created": int(now.timestamp()), "owned_by": "farthing"}
+    facts |= {"type": "model", "created_at": now, "lifecycle": "active"}  # Anthropic's
+    page = {"has_more": False, "first_id": offered[0] if offered else None, "last_id": offered[-1] if offered else None}
+    data = [{"id": name, "display_name": name, **facts} for name in offered]
+    return msgspec.json.encode({"object": "list", "data": data, **page})
