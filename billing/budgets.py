@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from uuid import UUID
 
 import msgspec
@@ -12,12 +12,11 @@ from sqlalchemy import Row, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.allowances import ScopeKind, refuse_bad_scope, tell_changed
 from billing.ids import new_id
 from billing.records import refuse_bad_money
 from billing.tables import budget, budget_window
 from billing.windows import Window, window_bounds, zone
-
-ScopeKind = Literal["org", "team", "user", "key", "tag", "model"]
 
 LARGEST_LIMIT = Decimal(10**15)
 SMALLEST_DIGIT = -18
@@ -40,13 +39,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     starts_at: datetime
     resets_at: datetime | None
     leased: Decimal
-    """Held for calls that are running."""
+    """Taken out by gateways, for calls that run and calls to come."""
     settled: Decimal
     """Charged for calls that are over."""
 
     @property
     def remaining(self) -> Decimal:
-        """What may still be taken, never negative: a soft budget, or one lowered later, can be overspent."""
+        """What nobody has taken out, never negative: a soft budget, or one lowered later, can be overspent."""
         return max(self.limit_amount - self.settled - self.leased, Decimal(0))
 
 
@@ -68,8 +67,7 @@ async def set_budget(
     is not three capital letters, and on another one than the budget already has: what its window has counted is in the
     old one.
     """
-    if scope_kind not in get_args(ScopeKind):
-        raise ValueError(f"{scope_kind!r} is not a scope; use one of {', '.join(get_args(ScopeKind))}")
+    refuse_bad_scope(scope_kind, str(scope_id))
     if window not in get_args(Window):
         raise ValueError(f"{window!r} is not a window; use one of {', '.join(get_args(Window))}")
     refuse_bad_money(limit=limit)
@@ -82,7 +80,7 @@ async def set_budget(
         raise ValueError(f"{currency!r} is not a currency; use its three capital letters, like USD")
     zone(time_zone)
     terms = {"limit_amount": limit, "currency": currency, "time_zone": time_zone, "hard": hard}
-    key = {"scope_kind": scope_kind, "scope_id": str(scope_id), "window": window}
+    key = {"scope_kind": scope_kind, "scope_id": str(scope_id), "unit": "money", "window": window}
     row = insert(budget).values(id=new_id(), **key, **terms)
     row = row.on_conflict_do_update(
         index_elements=list(key), set_=terms, where=budget.c.currency == row.excluded.currency
@@ -90,12 +88,17 @@ async def set_budget(
     identifier: UUID | None = (await conn.execute(row.returning(budget.c.id))).scalar_one_or_none()
     if identifier is None:
         raise ValueError(f"this {scope_kind} has a budget in another currency than {currency}; remove that one first")
+    await tell_changed(conn, scope_kind, str(scope_id))
     return identifier
 
 
 async def remove_budget(conn: AsyncConnection, budget_id: UUID) -> bool:
-    """Forget a budget with its windows and holds; False when there is none. The ledger keeps what was spent."""
-    return (await conn.execute(delete(budget).where(budget.c.id == budget_id))).rowcount == 1
+    """Forget a budget with its windows and leases; False when there is none. The ledger keeps what was spent."""
+    gone = delete(budget).where(budget.c.id == budget_id, budget.c.unit == "money")
+    scope = (await conn.execute(gone.returning(budget.c.scope_kind, budget.c.scope_id))).one_or_none()
+    if scope is not None:
+        await tell_changed(conn, scope.scope_kind, scope.scope_id)
+    return scope is not None
 
 
 async def list_budgets(conn: AsyncConnection, scopes: Mapping[ScopeKind, str] | None = None) -> list[Budget]:
@@ -103,7 +106,7 @@ async def list_budgets(conn: AsyncConnection, scopes: Mapping[ScopeKind, str] | 
 
     `scopes` maps a scope's kind to its id.
     """
-    query = select(budget, func.now().label("now")).order_by(budget.c.id)
+    query = select(budget, func.now().label("now")).where(budget.c.unit == "money").order_by(budget.c.id)
     if scopes is not None:
         query = query.where(tuple_(budget.c.scope_kind, budget.c.scope_id).in_(list(scopes.items())))
     rows = (await conn.execute(query)).mappings().all()

@@ -1,74 +1,129 @@
-"""Taking holds off their windows, by settlement or by release; windows are locked in key order, so nobody deadlocks."""
+"""Holds: one call's part of this replica's leases, from its admission to its settlement."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any
+from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Row, text
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-_OF_OPERATIONS = text("""
-    DELETE FROM hold WHERE operation_id = ANY(:operations)
-    RETURNING operation_id, budget_id, starts_at, amount
-""")
-_OF_EARLIER_RUNS = text("""
-    DELETE FROM hold WHERE starts_with(replica, :place || '.') AND replica <> :replica
-    RETURNING operation_id, budget_id, starts_at, amount
-""")
-_LOCK = text("""
-    SELECT 1 FROM budget_window w
-    JOIN unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[])) AS k (budget_id, starts_at)
-        USING (budget_id, starts_at)
-    ORDER BY budget_id, starts_at FOR UPDATE OF w
-""")
-_MOVE = text("""
-    UPDATE budget_window w SET leased = w.leased - k.held, settled = w.settled + k.billed
-    FROM (
-        SELECT budget_id, starts_at, sum(held) AS held, sum(billed) AS billed
-        FROM unnest(
-            CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]),
-            CAST(:held AS numeric[]), CAST(:billed AS numeric[])
-        ) AS t (budget_id, starts_at, held, billed)
-        GROUP BY budget_id, starts_at
-    ) AS k
-    WHERE w.budget_id = k.budget_id AND w.starts_at = k.starts_at
-""")
+from billing import refusals
+from billing.lease_pool import EXACT, NOTHING, ONE, Account, Need, Pool, Pot
+from billing.records import Charge
+from billing.refusals import BudgetError, LimitExceeded
 
 
-async def settle(conn: AsyncConnection, billed: Mapping[UUID, Decimal | None]) -> None:
-    """Replace the holds of these operations by what they were billed, in the windows that they were admitted in.
+class Part(NamedTuple):
+    """What a call needs of one allowance."""
 
-    The charge counts in full even where it exceeds the hold; an unknown charge (None) counts nothing. An operation
-    without a hold had no budget when it was admitted.
-    """
-    if billed:
-        rows = (await conn.execute(_OF_OPERATIONS, {"operations": list(billed)})).all()
-        await _move(conn, rows, billed)
+    account: Account
+    pot: Pot
+    amount: Decimal
 
-
-async def release(conn: AsyncConnection, operations: Sequence[UUID]) -> None:
-    """Free the holds of operations that never reached an upstream."""
-    await settle(conn, dict.fromkeys(operations))
+    @property
+    def short(self) -> bool:
+        """Whether the lease does not have it. Nothing always fits: a free model passes an exhausted budget."""
+        return self.amount > self.pot.free and self.amount > 0
 
 
-async def release_earlier_runs(conn: AsyncConnection, replica: str) -> int:
-    """Free what earlier processes on `replica`'s spool still hold; return how many holds.
+class Rate(NamedTuple):
+    """A limit as a caller may be told of it, after its own call."""
 
-    `replica` is `place.run` (see `billing.spool`). Only call this once that spool has been drained: then a hold left
-    over belongs to an operation that died before it was recorded.
-    """
-    place = replica.partition(".")[0]
-    rows = (await conn.execute(_OF_EARLIER_RUNS, {"place": place, "replica": replica})).all()
-    await _move(conn, rows, {})
-    return len(rows)
+    limit: int
+    remaining: int
+    """As far as this replica knows."""
+    reset_seconds: float
 
 
-async def _move(conn: AsyncConnection, rows: Sequence[Row[Any]], billed: Mapping[UUID, Decimal | None]) -> None:
-    if not rows:
-        return
-    keys = {"budgets": [row.budget_id for row in rows], "starts": [row.starts_at for row in rows]}
-    await conn.execute(_LOCK, keys)
-    held = [row.amount for row in rows]
-    charges = [billed.get(row.operation_id) or Decimal(0) for row in rows]
-    await conn.execute(_MOVE, keys | {"held": held, "billed": charges})
+class Hold:
+    """What an admitted call holds. Give it to `Leases.settle` or `Leases.release`, once."""
+
+    __slots__ = ("charges", "operation_id", "parts", "replica", "requests", "tokens")
+
+    def __init__(self, operation_id: UUID, replica: str, parts: list[Part], now: float) -> None:
+        self.operation_id = operation_id
+        self.replica = replica
+        self.parts = parts
+        """Empty once it is settled or released."""
+        self.charges: list[Charge] = []
+        """For the operation's row: where its charge counts."""
+        self.requests: Rate | None = None
+        """The tightest limit of requests by the minute, if there is one."""
+        self.tokens: Rate | None = None
+        """Likewise of tokens."""
+        for account, pot, amount in parts:
+            pot.free = EXACT.subtract(pot.free, amount)
+            pot.open += 1
+            pot.used = now
+            if account.unit == "money":
+                self.charges.append(Charge(budget_id=pot.key[0], starts_at=pot.key[1], held=amount))
+            elif account.unit == "requests":
+                self.requests = _tighter(self.requests, account, pot, now)
+            elif account.unit == "tokens":
+                self.tokens = _tighter(self.tokens, account, pot, now)
+
+    def settle(self, billed: Decimal | None, tokens: int) -> None:
+        """Keep what was billed and used; the rest is free again, and a place among the calls at once."""
+        for account, pot, amount in self._end():
+            if account.unit == "money":
+                pot.add(EXACT.subtract(amount, min(billed or NOTHING, amount)))
+            elif account.unit == "tokens":
+                pot.add(EXACT.subtract(amount, Decimal(tokens)))
+            elif account.unit == "concurrent":
+                pot.add(amount)
+
+    def release(self) -> None:
+        for _, pot, amount in self._end():
+            pot.add(amount)
+
+    def _end(self) -> list[Part]:
+        """The parts, for the first who asks."""
+        parts, self.parts = self.parts, []
+        for part in parts:
+            part.pot.open -= 1
+        return parts
+
+
+def _tighter(rate: Rate | None, account: Account, pot: Pot, now: float) -> Rate:
+    left = max(int(pot.reach), 0)
+    if rate is not None and rate.remaining <= left:
+        return rate
+    return Rate(int(account.terms.limit_amount), left, pot.ends - now)
+
+
+def parts_of(pool: Pool, accounts: Iterable[Account], need: Need, currency: str, now: float) -> list[Part]:
+    """What the call needs of each allowance. Raises OtherCurrencyError and UnpricedError."""
+    parts = []
+    unpriced: Account | None = None
+    for account in accounts:
+        amount: Decimal | None
+        if account.unit == "money":
+            if account.terms.currency != currency:
+                if account.terms.hard:
+                    raise other_currency(pool, account, currency, now)
+                continue  # what it counts could not be compared
+            amount = need.amount if account.terms.hard else NOTHING
+            if amount is None:
+                unpriced = account
+                continue
+        elif account.unit == "tokens":
+            amount = Decimal(need.tokens)
+        else:
+            amount = ONE
+        parts.append(Part(account, pool.pot(account, now), amount))
+    if unpriced is not None:
+        pot = pool.pot(unpriced, now)
+        raise refusals.unpriced(unpriced.terms, pot.reach, pot.ends_at)
+    return parts
+
+
+def other_currency(pool: Pool, account: Account, currency: str, now: float) -> BudgetError:
+    pot = pool.pot(account, now)
+    return refusals.other_currency(account.terms, pot.reach, pot.ends_at, currency)
+
+
+def refusal(parts: list[Part], now: float) -> BudgetError | LimitExceeded:
+    """Of all that a call did not get: the fullest budget, where waiting does not help, else the fullest limit."""
+    part = min(parts, key=lambda part: (part.account.unit != "money", part.pot.reach))
+    terms, remaining = part.account.terms, max(part.pot.reach, NOTHING)
+    if terms.unit == "money":
+        return refusals.exhausted(terms, part.amount, remaining, part.pot.ends_at)
+    return refusals.exceeded(terms, part.amount, remaining, part.pot.ends - now)

@@ -1,4 +1,4 @@
-"""From the spool into PostgreSQL: operations, their attempts and the settlement of their holds, each exactly once."""
+"""From the spool into PostgreSQL: operations, their attempts and their charges against budgets, each exactly once."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from sqlalchemy import Table, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import holds
+from billing import settlements
 from billing.frames import encode
 from billing.partitions import ensure_partitions
 from billing.records import OperationRecord
@@ -70,8 +70,7 @@ class Ledger:
         """Copy all that is spooled by now; return how many operations were new. Safe to repeat and to cut off anywhere.
 
         Raises database errors as they come (what was not copied stays spooled) and SpoolError. A record that the
-        database can never take is set aside by the spool and does not hold up the rest; its hold is settled all the
-        same.
+        database can never take is set aside by the spool and does not hold up the rest; it is charged all the same.
         """
         copied = 0
         async with self._turn:
@@ -86,15 +85,15 @@ class Ledger:
         return copied
 
     async def recover(self) -> int:
-        """Copy what an earlier process left in the spool, then free what it still holds; return how many holds.
+        """Copy what an earlier process left in the spool, then free what it has leased; return how many leases.
 
-        In this order, because a hold whose operation is still spooled must not be freed. Raises as `drain` does.
+        In this order, because what a spooled operation was charged is part of its lease. Raises as `drain` does.
         """
         await self.drain()
         async with self._engine.begin() as conn:
-            freed = await holds.release_earlier_runs(conn, self._spool.replica)
+            freed = await settlements.free_earlier_runs(conn, self._spool.replica)
         if freed:
-            log.warning("orphaned_holds_freed", holds=freed)
+            log.warning("orphaned_leases_freed", leases=freed)
         return freed
 
     async def run(self) -> NoReturn:
@@ -141,18 +140,20 @@ class Ledger:
         return await self._store(records[:middle], refused) + await self._store(records[middle:], refused)
 
     async def _settle_refused(self, record: OperationRecord) -> None:
-        """End the hold of a record that cannot be stored: its budgets count the charge, since the call was made.
+        """Charge a record that cannot be stored, once, for the call was made.
 
-        A charge that no window can take frees the hold. Once ended there is no hold, so doing it twice does no harm.
+        Where no window can take so much, its hold ends all the same.
         """
         try:
             async with self._engine.begin() as conn:
-                await holds.settle(conn, {record.id: record.billed})
+                if await settlements.set_aside(conn, record.id):
+                    await settlements.settle(conn, [record])
         except DBAPIError as error:
             if not _data_is_at_fault(error):
                 raise
             async with self._engine.begin() as conn:
-                await holds.release(conn, [record.id])
+                if await settlements.set_aside(conn, record.id):
+                    await settlements.settle(conn, [record], count=False)
 
     async def _insert(self, records: Sequence[OperationRecord]) -> int:
         async with self._engine.begin() as conn:
@@ -163,8 +164,8 @@ class Ledger:
             attempts = [row for record in inserted.values() for row in _attempt_rows(record)]
             if attempts:
                 await conn.execute(_INSERT_ATTEMPTS, {"rows": msgspec.json.encode(attempts).decode()})
-            # Last, so that the windows that admission needs are locked as shortly as can be.
-            await holds.settle(conn, {record.id: record.billed for record in inserted.values()})
+            # Last, so that the windows that leases are taken from are locked as shortly as can be.
+            await settlements.settle(conn, inserted.values())
         return len(new)
 
 

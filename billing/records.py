@@ -85,6 +85,15 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
         refuse_bad_money(billed=self.billed, cost=self.cost)
 
 
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """One budget that an operation counts in, in the window that it was admitted in."""
+
+    budget_id: UUID
+    starts_at: datetime
+    held: Decimal
+    """What its hold took out of the replica's lease; 0 under a soft budget."""
+
+
 class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One client request, settled. Its id (UUIDv7) is the trace id the client got."""
 
@@ -112,6 +121,10 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None = None
     currency: str
     attempts: list[AttemptRecord] = []
+    replica: str = ""
+    """Whose leases the charges were held in: `Hold.replica`."""
+    charges: list[Charge] = []
+    """Where `billed` counts: `Hold.charges`. Neither is a column of the ledger."""
 
     def __post_init__(self) -> None:
         refuse_bad_money(billed=self.billed, cost=self.cost)

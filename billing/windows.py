@@ -1,13 +1,16 @@
-"""A budget's windows: hour, day, week (from Monday), month or none, on the wall clock of a time zone."""
+"""Windows of budgets and limits: minute, hour, day, week (from Monday), month or none, on the clock of a time zone."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 Window = Literal["hour", "day", "week", "month", "none"]
+"""A budget's."""
+Period = Window | Literal["minute"]
+"""A minute is the window of a rate limit."""
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-"""When the one window of a budget without reset starts."""
+"""When the one window without reset starts."""
 
 
 def zone(name: str) -> ZoneInfo:
@@ -18,7 +21,7 @@ def zone(name: str) -> ZoneInfo:
         raise ValueError(f"{name!r} is not a time zone; use an IANA name such as 'Asia/Tokyo' or 'UTC'") from error
 
 
-def window_bounds(moment: datetime, window: Window, tz: ZoneInfo) -> tuple[datetime, datetime | None]:
+def window_bounds(moment: datetime, window: Period, tz: ZoneInfo) -> tuple[datetime, datetime | None]:
     """Start and end, in UTC, of the window that holds `moment`: start <= moment < end; the end is None without reset.
 
     Clock changes are the zone's own: a day has 23, 24 or 25 hours, and an hour that the clock shows twice is two
@@ -26,6 +29,9 @@ def window_bounds(moment: datetime, window: Window, tz: ZoneInfo) -> tuple[datet
     """
     if window == "none":
         return BEGINNING, None
+    if window == "minute":
+        start = moment.astimezone(UTC).replace(second=0, microsecond=0)
+        return start, start + timedelta(minutes=1)
     start = _start(moment, window, tz)
     if window == "hour":
         # One hour on is the next window, except in the rare zones whose clock changes by half an hour.
@@ -40,7 +46,7 @@ def window_bounds(moment: datetime, window: Window, tz: ZoneInfo) -> tuple[datet
     return start, later_day.replace(tzinfo=tz).astimezone(UTC)
 
 
-def _start(moment: datetime, window: Window, tz: ZoneInfo) -> datetime:
+def _start(moment: datetime, window: Period, tz: ZoneInfo) -> datetime:
     local = moment.astimezone(tz)
     if window == "hour":
         # Keep `fold`, which tells the first from the second showing of the same hour.

@@ -13,19 +13,24 @@ if TYPE_CHECKING:
 
     from billing.budgets import Budget
 
+Which = Annotated[
+    str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; tag as name=value; model.")
+]
+Org = Annotated[str, typer.Option(help="Organisation of the team or user.")]
+
 app = typer.Typer(help="Set, list and remove budgets.", no_args_is_help=True)
 
 
 @app.command("set")
 def set_(
-    kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key or model.")],
-    which: Annotated[str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; model.")],
+    kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key, tag or model.")],
+    which: Which,
     limit: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much may be spent in one window.")],
     window: Annotated[str, typer.Option(help="hour, day, week, month or none.")] = "month",
     time_zone: Annotated[str, typer.Option(help="Where its days begin, like Europe/Paris.")] = "UTC",
     currency: Annotated[str | None, typer.Option(help="Of the amount. Default: what the gateway bills in.")] = None,
     soft: Annotated[bool, typer.Option("--soft", help="Only count; refuse nothing.")] = False,
-    org: Annotated[str, typer.Option(help="Organisation of the team or user.")] = "default",
+    org: Org = "default",
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -38,15 +43,16 @@ def set_(
     async def work(connection: "AsyncConnection") -> str:
         from typing import cast
 
-        from billing.budgets import ScopeKind, set_budget
+        from billing.allowances import ScopeKind
+        from billing.budgets import set_budget
         from billing.windows import Window
 
         charged_in = await _currency(connection, currency)
-        scope_id = await _scope_id(connection, kind, which, org)
+        identifier = await scope_id(connection, kind, which, org)
         await set_budget(
             connection,
             cast(ScopeKind, kind),  # both checked by set_budget
-            scope_id,
+            identifier,
             cast(Window, window),
             amount,
             currency=charged_in,
@@ -78,7 +84,7 @@ def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: Dat
             "currency": budget.currency,
             "limit": budget.limit_amount,
             "settled": budget.settled,
-            "held": budget.leased,
+            "leased": budget.leased,
             "resets_at": budget.resets_at,
         }
         for budget in in_database(work, database_url, data_dir)
@@ -116,11 +122,11 @@ async def _currency(connection: "AsyncConnection", given: str | None) -> str:
     return billed or str(given)
 
 
-async def _scope_id(connection: "AsyncConnection", kind: str, which: str, org: str) -> str:
-    """The id that a budget is stored under. A budget on somebody who does not exist would never apply: ends here."""
+async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: str) -> str:
+    """The id that a scope is stored under. What is set on somebody who does not exist would never apply: ends here."""
     from billing import people
 
-    if kind == "model":
+    if kind in ("model", "tag"):
         return which
     if kind == "key":
         found = [key.key_id for key in await people.list_keys(connection) if which in (str(key.key_id), key.prefix)]
@@ -128,7 +134,7 @@ async def _scope_id(connection: "AsyncConnection", kind: str, which: str, org: s
             fail(f"{len(found) or 'no'} keys are called {which!r}; take an id from `farthing keys list`")
         return str(found[0])
     if kind not in ("org", "team", "user"):
-        fail(f"{kind!r} is not a scope; use org, team, user, key or model")
+        fail(f"{kind!r} is not a scope; use org, team, user, key, tag or model")
     org_id = await people.find_org(connection, which if kind == "org" else org)
     if org_id is None:
         fail(f"there is no organisation {which if kind == 'org' else org!r}")

@@ -12,28 +12,30 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from billing.leases import BudgetExhausted, Budgets
+from billing.leases import BudgetExhausted, Leases
 from billing.ledger import Ledger
+from billing.notices import Notices
 from billing.spool import Spool
-from tests.billing.samples import an_operation
+from tests.billing.replicas import admit, row
 
 
-async def serve(budgets: Budgets, spool: Spool) -> None:
+async def serve(leases: Leases, spool: Spool) -> None:
     while True:
-        hold = Decimal(random.randrange(1, 100)) / 1000
-        record = an_operation(billed=hold * random.randrange(0, 101) / 100)
+        worst = Decimal(random.randrange(1, 100)) / 1000
+        billed = worst * random.randrange(0, 101) / 100
         try:
-            await budgets.admit(record.id, {"org": "o", "key": random.choice("ab")}, hold)
+            hold = await admit(leases, str(worst), org="o", key=random.choice("ab"))
         except BudgetExhausted:
             say("refused")
             await asyncio.sleep(0.01)
             continue
         await asyncio.sleep(random.uniform(0, 0.005))
         if random.random() < 0.1:
-            await budgets.release(record.id)
+            leases.release(hold)
         else:
-            await spool.append(record)
-            say(str(record.id))
+            await spool.append(row(hold, str(billed)))
+            say(str(hold.operation_id))
+            leases.settle(hold, billed, 0)
 
 
 def say(line: str) -> None:
@@ -44,8 +46,10 @@ def say(line: str) -> None:
 async def main() -> None:
     engine = create_async_engine(sys.argv[1])
     spool = Spool(Path(sys.argv[2]))
-    budgets = Budgets(engine, spool.replica, "USD")
-    await asyncio.gather(Ledger(engine, spool).run(), *(serve(budgets, spool) for _ in range(6)))
+    notices = Notices(engine)
+    leases = Leases(engine, spool.replica, "USD", notices)
+    parts = (notices.run(), leases.run(), Ledger(engine, spool).run())
+    await asyncio.gather(*parts, *(serve(leases, spool) for _ in range(6)))
 
 
 if __name__ == "__main__":

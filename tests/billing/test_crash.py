@@ -1,22 +1,29 @@
-"""Replicas that are killed at random over one PostgreSQL: never over budget, nothing lost, nothing counted twice."""
+"""Replicas as processes over one PostgreSQL, killed at random: never over budget, nothing lost, none counted twice."""
 
 import asyncio
+import os
 import random
 import signal
 import sys
+import time
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from billing.budgets import Budget, list_budgets, set_budget
+from billing.budgets import set_budget
 from billing.ledger import Ledger
 from billing.spool import Spool
 from billing.tables import operation
+from tests.billing.replicas import budget, budgets_of, wrong_sums
 
 ROOT = Path(__file__).parents[2]
-REPLICAS, LIVES = 2, 2
+REPLICAS = 2
+SECONDS = float(os.environ.get("FARTHING_CRASH_SECONDS", "12"))
+"""How long they are killed and started again; `FARTHING_CRASH_SECONDS=600` for a long run."""
 
 
 async def live_and_be_killed(url: str, folder: Path, lines: int) -> set[str]:
@@ -30,39 +37,86 @@ async def live_and_be_killed(url: str, folder: Path, lines: int) -> set[str]:
     return {line for line in (b"".join(said) + rest).decode().splitlines() if len(line) == 36}
 
 
+@pytest.mark.timeout(120 + 2 * SECONDS)
 async def test_killed_replicas_lose_nothing_and_never_overspend(database_url: str, tmp_path: Path) -> None:
+    """Now and then the budgets are raised, so that they are near their end for most of the time and not only once."""
     engine = create_async_engine(database_url)
-    async with engine.begin() as conn:
-        for kind, scope, limit in (("org", "o", 6), ("key", "a", 4), ("key", "b", 3)):
-            await set_budget(conn, kind, scope, "none", Decimal(limit), currency="USD")  # type: ignore[arg-type]
-    over: list[Budget] = []
+    limits = {"o": Decimal(6), "a": Decimal(4), "b": Decimal(3)}
+
+    async def set_all() -> None:
+        async with engine.begin() as conn:
+            for scope, amount in limits.items():
+                kind: Any = "org" if scope == "o" else "key"
+                await set_budget(conn, kind, scope, "none", amount, currency="USD")
+
+    await set_all()
+    wrong: list[Any] = []
 
     async def watch() -> None:
         while True:
-            async with engine.connect() as conn:
-                over.extend(b for b in await list_budgets(conn) if b.leased + b.settled > b.limit_amount)
+            wrong.extend(await wrong_sums(engine))
             await asyncio.sleep(0.01)
+
+    async def raise_limits() -> None:
+        while True:
+            await asyncio.sleep(3)
+            for scope in limits:
+                limits[scope] += random.randrange(3)
+            await set_all()
+
+    end = time.monotonic() + SECONDS
 
     async def replica(number: int) -> set[str]:
         spooled: set[str] = set()
-        for _ in range(LIVES):
-            spooled |= await live_and_be_killed(database_url, tmp_path / str(number), random.randrange(40, 120))
+        while time.monotonic() < end:
+            spooled |= await live_and_be_killed(database_url, tmp_path / str(number), random.randrange(40, 400))
         return spooled
 
-    watcher = asyncio.create_task(watch())
+    others = [asyncio.create_task(watch()), asyncio.create_task(raise_limits())]
     spooled = set().union(*await asyncio.gather(*(replica(number) for number in range(REPLICAS))))
     for number in range(REPLICAS):
         spool = Spool(tmp_path / str(number))
         await Ledger(engine, spool).recover()
         await spool.close()
-    watcher.cancel()
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others)
 
-    assert over == []
+    assert wrong == []
     async with engine.connect() as conn:
         rows = {str(row.id): row.billed for row in await conn.execute(select(operation.c.id, operation.c.billed))}
-        budgets = {budget.scope_id: budget for budget in await list_budgets(conn)}
+    budgets = await budgets_of(engine)
     assert len(spooled) > 50
     assert spooled <= rows.keys()
     assert all(budget.leased == 0 for budget in budgets.values())
     assert budgets["o"].settled == sum(rows.values()) == budgets["a"].settled + budgets["b"].settled
+    await engine.dispose()
+
+
+async def test_eight_processes_and_a_budget_for_one_call(database_url: str) -> None:
+    engine = create_async_engine(database_url)
+    await budget(engine, "key", "k", "0.01", window="day")
+    children = []
+    for number in range(8):
+        calls = 7 if number < 2 else 6  # 50 together
+        command = (sys.executable, "-m", "tests.billing.last_call", database_url, f"p{number}.1", str(calls))
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        children.append(await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes))
+
+    async def told(child: asyncio.subprocess.Process) -> str:
+        assert child.stdout is not None
+        return (await child.stdout.readline()).decode().strip()
+
+    async def go() -> None:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(b"go\n")
+
+    assert await asyncio.gather(*map(told, children)) == ["ready"] * 8
+    await go()
+    admitted = await asyncio.gather(*map(told, children))
+    assert sorted(admitted) == ["0"] * 7 + ["1"]
+    assert (await budgets_of(engine))["k"].leased == Decimal("0.01")
+    await go()
+    assert [await child.wait() for child in children] == [0] * 8
     await engine.dispose()

@@ -16,7 +16,7 @@ async def test_a_soft_budget_counts_what_was_charged_and_refuses_nothing(gateway
     async with gateway.engine.connect() as conn:
         (budget,) = await list_budgets(conn)
     assert budget.settled == rows[0]["billed"] + rows[1]["billed"] > budget.limit_amount
-    assert budget.leased == 0
+    assert budget.leased == 0  # a soft budget is not leased from
 
 
 async def test_an_unpriced_model_is_served_under_a_soft_budget(gateway: Gateway) -> None:

@@ -1,0 +1,361 @@
+"""What this replica has leased, and what it holds out of it for calls: arithmetic in memory, no clock, no database.
+
+A `Pot` is one window of one allowance as this replica sees it. What it has been granted is either free, held by an
+open call, or spent: `granted == free + held + spent`. Only what is free can be held, so holds never exceed the lease;
+and the database counts the whole lease until the ledger has charged it (`billing.settlements`).
+
+`now` is seconds of a monotonic clock everywhere: a wall clock that jumps moves no window.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
+from math import inf
+from typing import NamedTuple
+from uuid import UUID
+
+from billing.allowances import Allowance, Scope, ScopeKind
+from billing.windows import window_bounds, zone
+
+EXACT = Context(prec=1000, traps=[Inexact, InvalidOperation, Overflow])
+NOTHING, ONE = Decimal(0), Decimal(1)
+LOW = Decimal("0.03125")
+"""A pot with less than this share of what is left for all asks for more in the background: half a slice."""
+
+IDLE_SECONDS = 30.0
+"""A pot that no call has used for so long gives its lease back."""
+
+Key = tuple[UUID, datetime]
+
+
+class Need(NamedTuple):
+    """What a call asks for, besides one request and one place among the calls at once."""
+
+    amount: Decimal | None
+    """Worst case in money; None: the model has no price. 0 passes every budget."""
+    tokens: int
+    """Prompt and the most output."""
+
+
+class Pot:
+    """One window of one allowance."""
+
+    __slots__ = (
+        "barren_until",
+        "ends",
+        "ends_at",
+        "free",
+        "granted",
+        "key",
+        "left",
+        "low",
+        "open",
+        "others",
+        "seen",
+        "used",
+    )
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.ends = inf
+        self.ends_at: datetime | None = None
+        self.granted = NOTHING
+        """As the database has it for this replica."""
+        self.free = NOTHING
+        """Below 0 when calls used more tokens than they held."""
+        self.open = 0
+        """Holds."""
+        self.left = NOTHING
+        """What nobody had taken out of the window when the database was last asked, at `seen`."""
+        self.low = NOTHING
+        """With less than this free, more is asked for in the background."""
+        self.others = NOTHING
+        """What other replicas had out then."""
+        self.seen = -inf
+        self.used = -inf
+        self.barren_until = -inf
+        """Until then nobody is asked again for what could not be had."""
+
+    @property
+    def reach(self) -> Decimal:
+        """The most that this replica can hold now, as far as it knows."""
+        return EXACT.add(self.free, self.left)
+
+    def add(self, amount: Decimal) -> None:
+        self.free = EXACT.add(self.free, amount)
+
+    def idle(self, now: float) -> bool:
+        """Whether there is something free that nobody uses."""
+        return self.free > 0 and now - max(self.used, self.seen) > IDLE_SECONDS
+
+    def look(self, left: Decimal, others: Decimal, now: float) -> None:
+        """The database said so at `now`."""
+        self.left, self.others, self.seen = max(left, NOTHING), others, now
+        self.low = EXACT.multiply(self.left, LOW)
+
+
+class Account:
+    """An allowance as this replica knows it, with the pots of its windows."""
+
+    __slots__ = ("gone", "least", "need", "pot", "pots", "refill", "terms", "unit")
+
+    def __init__(self, terms: Allowance) -> None:
+        self.pots: dict[datetime, Pot] = {}
+        self.pot: Pot | None = None
+        """Of the window of now, once it is known."""
+        self.unit = terms.unit
+        self.need = NOTHING
+        """Of the calls that wait, together."""
+        self.least = NOTHING
+        """Of that one of them that needs the least."""
+        self.refill = False
+        self.gone = False
+        self.terms = terms
+
+    def hope(self) -> None:
+        """There may be something to be had again."""
+        for pot in self.pots.values():
+            pot.barren_until = -inf
+
+
+class Taken(NamedTuple):
+    """What the database answers to a Demand."""
+
+    key: Key
+    ends_at: datetime | None
+    taken: Decimal
+    granted: Decimal
+    left: Decimal
+    others: Decimal
+
+
+class Demand(NamedTuple):
+    """What is asked of the database for an allowance: `need`, or as much of it as there is, if it is `least`."""
+
+    terms: Allowance
+    need: Decimal
+    least: Decimal
+    free: Decimal
+    """What the pot has: it is filled up to a slice."""
+
+
+class Gift(NamedTuple):
+    """What goes back into a window."""
+
+    key: Key
+    amount: Decimal
+
+
+class Pool:
+    """All that one replica knows and has."""
+
+    def __init__(self) -> None:
+        self.scopes: dict[Scope, tuple[Account, ...]] = {}
+        """An empty tuple: it is known that there is nothing."""
+        self.accounts: dict[UUID, Account] = {}
+        self.unknown: set[Scope] = set()
+        """Asked for and not known, or perhaps not any more what they were."""
+        self.hungry: set[Account] = set()
+        self.wanted: set[Account] = set()
+        self.doubtful: set[Account] = set()
+        """Nobody knows what became of the last statement about their lease."""
+        self._clock: tuple[datetime, float] | None = None
+
+    def find(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> list[Account] | None:
+        """The allowances of all these scopes; None (and they are noted as unknown) while one is not known."""
+        found: list[Account] = []
+        missing = False
+        known = self.scopes
+        for kind, ids in scopes.items():
+            for identifier in ids:
+                accounts = known.get((kind, identifier))
+                if accounts is None:
+                    self.unknown.add((kind, identifier))
+                    missing = True
+                elif accounts:
+                    found += accounts
+        return None if missing else found
+
+    def set_clock(self, moment: datetime, now: float) -> None:
+        """The database's time was `moment` at `now`."""
+        self._clock = (moment, now)
+
+    def learn(self, asked: Iterable[Scope], found: Iterable[Allowance]) -> None:
+        """These are all allowances of the scopes asked for."""
+        by_scope: dict[Scope, list[Account]] = {scope: [] for scope in asked}
+        for terms in found:
+            account = self.accounts.get(terms.id)
+            if account is None:
+                account = self.accounts[terms.id] = Account(terms)
+            elif account.terms != terms:
+                self._change(account, terms)
+            by_scope[terms.scope_kind, terms.scope_id].append(account)
+        for scope, accounts in by_scope.items():
+            for account in self.scopes.get(scope, ()):
+                if account not in accounts:
+                    self._forget(account)
+            self.scopes[scope] = tuple(accounts)
+
+    def _change(self, account: Account, terms: Allowance) -> None:
+        """Give all back and ask anew: the limit may be lower, and the window another."""
+        if account.terms.time_zone != terms.time_zone:
+            account.pot = None
+        account.terms = terms
+        self.wanted.add(account)
+        account.hope()
+        for pot in account.pots.values():
+            pot.seen = -inf
+
+    def _forget(self, account: Account) -> None:
+        """Its leases went with the row. Holds that are open settle into nothing."""
+        account.gone = True
+        del self.accounts[account.terms.id]
+        for accounts in (self.hungry, self.wanted, self.doubtful):
+            accounts.discard(account)
+
+    def forget_absent(self) -> None:
+        """Make room: what has no allowance can be learnt again."""
+        self.scopes = {scope: accounts for scope, accounts in self.scopes.items() if accounts}
+
+    def pot(self, account: Account, now: float) -> Pot:
+        """The pot of the window of now."""
+        pot = account.pot
+        if pot is not None and now < pot.ends:
+            return pot
+        assert self._clock is not None, "an allowance is learnt together with the time"
+        moment = self._clock[0] + timedelta(seconds=now - self._clock[1])
+        terms = account.terms
+        starts_at, ends_at = window_bounds(moment, terms.window, zone(terms.time_zone))
+        return self._turn(account, starts_at, ends_at, inf if ends_at is None else now + _seconds(moment, ends_at))
+
+    def _turn(self, account: Account, starts_at: datetime, ends_at: datetime | None, ends: float) -> Pot:
+        pot = account.pots.get(starts_at)
+        if pot is None:
+            pot = account.pots[starts_at] = Pot((account.terms.id, starts_at))
+        pot.ends_at, pot.ends = ends_at, ends
+        account.pot = pot
+        return pot
+
+    def demand(self, account: Account, amount: Decimal) -> None:
+        """A call waits for so much."""
+        account.least = min(account.least, amount) if account.need else amount
+        account.need = EXACT.add(account.need, amount)
+        self.hungry.add(account)
+
+    def refill(self, account: Account) -> None:
+        """Ask for more, or for a first look at the window, with no call waiting."""
+        account.refill = True
+        self.hungry.add(account)
+
+    def forget_demands(self) -> None:
+        for account in self.hungry:
+            account.need = account.least = NOTHING
+        self.hungry = {account for account in self.hungry if account.refill}
+
+    def demands(self, now: float) -> list[Demand]:
+        """What to ask the database for."""
+        demands = []
+        for account in self.hungry:
+            free = self.pot(account, now).free
+            need, least = EXACT.subtract(account.need, free), EXACT.subtract(account.least, free)
+            demands.append(Demand(account.terms, max(need, NOTHING), max(least, NOTHING), free))
+        return demands
+
+    def take(self, answers: Iterable[Taken], now: float) -> None:
+        """The database has answered; it alone decides which window it is. `now` is from before it was asked."""
+        assert self._clock is not None
+        for answer in answers:
+            account = self.accounts.get(answer.key[0])
+            if account is None:
+                continue
+            ends_at = answer.ends_at
+            ends = inf if ends_at is None else self._clock[1] + _seconds(self._clock[0], ends_at)
+            pot = self._turn(account, answer.key[1], ends_at, ends)
+            pot.add(answer.taken)
+            pot.granted = answer.granted
+            pot.look(answer.left, answer.others, now)
+            account.refill = False
+
+    def doubt(self, accounts: Iterable[Account]) -> None:
+        self.doubtful.update(account for account in accounts if not account.gone)
+
+    def correct(self, granted: Mapping[Key, Decimal]) -> None:
+        """The doubtful accounts have these leases: the difference to what was thought is free, or is not there."""
+        for budget_id, starts_at in granted:
+            account = self.accounts.get(budget_id)
+            if account is not None and starts_at not in account.pots and account.terms.window != "minute":
+                account.pots[starts_at] = Pot((budget_id, starts_at))
+        for account in self.doubtful:
+            for pot in account.pots.values():
+                amount = granted.get(pot.key, NOTHING)
+                pot.add(EXACT.subtract(amount, pot.granted))
+                pot.granted = amount
+        self.doubtful.clear()
+
+    def gifts(self, now: float, all_of_it: bool = False) -> list[Gift]:
+        """Take out of the pots what is free and wanted back, or all that is free.
+
+        Whoever gets them must give them, or `doubt` the accounts.
+        """
+        gifts: list[Gift] = []
+        for account in list(self.accounts.values()) if all_of_it else self.wanted:
+            gifts += self._give(account, now, all_of_it)
+        self.wanted.clear()
+        return gifts
+
+    def idle(self, now: float) -> None:
+        """Want back what nobody uses, and what is left of windows that are over."""
+        for account in self.accounts.values():
+            over = len(account.pots) > 1 or (account.pot is not None and now >= account.pot.ends)
+            if over or (account.pot is not None and account.pot.idle(now)):
+                self.wanted.add(account)
+
+    def _give(self, account: Account, now: float, all_of_it: bool) -> list[Gift]:
+        gifts = []
+        for starts_at, pot in list(account.pots.items()):
+            over = now >= pot.ends or pot is not account.pot
+            if over and account.terms.window == "minute":  # a minute's lease goes with its minute
+                del account.pots[starts_at]
+            elif pot.free > 0:
+                gifts.append(Gift(pot.key, pot.free))
+                pot.granted = EXACT.subtract(pot.granted, pot.free)
+                pot.left = EXACT.add(pot.left, pot.free)
+                pot.free = NOTHING
+            if starts_at not in account.pots and account.pot is pot:
+                account.pot = None
+        return gifts
+
+    def not_renewed(self, renewed: set[UUID]) -> list[Account]:
+        """Limits of calls at once that this replica thinks it has a lease of, and has not."""
+        return [
+            account
+            for account in self.accounts.values()
+            if account.unit == "concurrent"
+            and account.terms.id not in renewed
+            and any(pot.granted for pot in account.pots.values())
+        ]
+
+    def active(self, now: float, seconds: float) -> dict[Key, Pot]:
+        """Pots of hard allowances that calls used in the last seconds."""
+        pots = (account.pot for account in self.accounts.values() if account.terms.hard)
+        return {pot.key: pot for pot in pots if pot is not None and now - pot.used < seconds and now < pot.ends}
+
+    def finished(self, now: float) -> list[Pot]:
+        """Pots of windows that are over, with nothing left to do. They stay until their row is gone (`drop`), so that
+        what a row has that no pot knows of is free."""
+        return [
+            pot
+            for account in self.accounts.values()
+            for pot in account.pots.values()
+            if now >= pot.ends and not pot.open and not pot.free
+        ]
+
+    def drop(self, pots: Iterable[Pot]) -> None:
+        for pot in pots:
+            account = self.accounts.get(pot.key[0])
+            if account is not None and account.pots.pop(pot.key[1], None) is account.pot:
+                account.pot = None
+
+
+def _seconds(start: datetime, end: datetime) -> float:
+    return (end - start).total_seconds()

@@ -1,0 +1,215 @@
+"""The leases of one replica in PostgreSQL. Windows are always locked in the order of their keys, so nobody deadlocks.
+
+A replica's statements about its own leases are made one after another, by one task; an advisory lock makes that hold
+also for a statement whose connection broke before anyone knew what became of it.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing import allowances
+from billing.allowances import CHANNEL, Allowance, Scope
+from billing.lease_pool import Demand, Gift, Key, Pot, Taken
+from billing.notices import notify
+from billing.settlements import free_lost
+from billing.windows import window_bounds, zone
+
+SLICES = 16
+"""A lease is filled up to this part of what is left in the window, so leases shrink as the window empties."""
+LOST_SECONDS = 30
+"""Calls at once of a replica that has not been heard of for so long are no longer counted."""
+
+_TURN = text("SELECT clock_timestamp() AS now, pg_advisory_xact_lock(hashtextextended(:replica, 0))")
+# Makes windows that are new, and locks all: in two statements, a new one would be locked before its turn.
+_OPEN = text("""
+    INSERT INTO budget_window AS w (budget_id, starts_at)
+    SELECT b.id, k.starts_at
+    FROM unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[])) AS k (id, starts_at) JOIN budget b USING (id)
+    ORDER BY b.id, k.starts_at
+    ON CONFLICT (budget_id, starts_at) DO UPDATE SET leased = w.leased
+""")
+_LOCK = text("""
+    SELECT 1 FROM budget_window w
+    JOIN unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[])) AS k (budget_id, starts_at)
+        USING (budget_id, starts_at)
+    ORDER BY budget_id, starts_at FOR UPDATE OF w
+""")
+# A statement of its own, after the lock: it sees the limit and the window as they are under it.
+_TAKE = text("""
+    WITH asked AS (
+        SELECT w.budget_id, w.starts_at, w.leased, b.limit_amount - w.settled - w.leased AS rest,
+            k.need, k.at_least, k.free, CASE b.unit WHEN 'money' THEN 9 ELSE 0 END AS decimals
+        FROM budget_window w JOIN budget b ON b.id = w.budget_id JOIN unnest(
+            CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]),
+            CAST(:need AS numeric[]), CAST(:at_least AS numeric[]), CAST(:free AS numeric[])
+        ) AS k (budget_id, starts_at, need, at_least, free) USING (budget_id, starts_at)
+    ), grants AS (
+        SELECT *, CASE
+            WHEN rest <= 0 OR rest < at_least THEN 0
+            ELSE least(rest, greatest(need, trunc(rest / :slices, decimals) - free))
+        END AS taken
+        FROM asked
+    ), moved AS (
+        UPDATE budget_window w SET leased = w.leased + g.taken
+        FROM grants g WHERE w.budget_id = g.budget_id AND w.starts_at = g.starts_at AND g.taken > 0
+    ), leases AS (
+        INSERT INTO lease AS l (budget_id, starts_at, replica, granted)
+        SELECT budget_id, starts_at, :replica, taken FROM grants WHERE taken > 0
+        ON CONFLICT (budget_id, starts_at, replica)
+            DO UPDATE SET granted = l.granted + excluded.granted, renewed_at = now()
+        RETURNING budget_id, starts_at
+    )
+    SELECT g.budget_id, g.starts_at, g.taken, g.rest - g.taken AS rest,
+        coalesce(l.granted, 0) + g.taken AS granted,
+        g.leased - coalesce(l.granted - l.settled, 0) AS others
+    FROM grants g
+    LEFT JOIN lease l ON l.budget_id = g.budget_id AND l.starts_at = g.starts_at AND l.replica = :replica
+""")
+_GIVE = text("""
+    WITH given AS (
+        UPDATE lease l SET granted = l.granted - k.amount
+        FROM unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]), CAST(:amounts AS numeric[]))
+            AS k (budget_id, starts_at, amount)
+        WHERE l.budget_id = k.budget_id AND l.starts_at = k.starts_at AND l.replica = :replica
+        RETURNING l.budget_id, l.starts_at, k.amount
+    )
+    UPDATE budget_window w SET leased = w.leased - g.amount
+    FROM given g WHERE w.budget_id = g.budget_id AND w.starts_at = g.starts_at
+""")
+_GRANTED = text("""
+    SELECT budget_id, starts_at, granted FROM lease WHERE replica = :replica AND budget_id = ANY(:budgets)
+""")
+_LOOK = text("""
+    SELECT w.budget_id, w.starts_at, b.limit_amount - w.settled - w.leased AS rest,
+        w.leased - coalesce(l.granted - l.settled, 0) AS others
+    FROM budget_window w
+    JOIN unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[])) AS k (budget_id, starts_at)
+        USING (budget_id, starts_at)
+    JOIN budget b ON b.id = w.budget_id
+    LEFT JOIN lease l ON l.budget_id = w.budget_id AND l.starts_at = w.starts_at AND l.replica = :replica
+""")
+_RENEW = text("""
+    UPDATE lease l SET renewed_at = now() FROM budget b
+    WHERE b.id = l.budget_id AND b.unit = 'concurrent' AND l.replica = :replica RETURNING b.id
+""")
+_FINISHED = text("""
+    DELETE FROM lease l
+    USING unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[])) AS k (budget_id, starts_at)
+    WHERE l.budget_id = k.budget_id AND l.starts_at = k.starts_at
+        AND l.replica = :replica AND l.granted = l.settled
+    RETURNING l.budget_id, l.starts_at
+""")
+_OLD_MINUTES = text("""
+    DELETE FROM budget_window WHERE (budget_id, starts_at) IN (
+        SELECT w.budget_id, w.starts_at FROM budget_window w JOIN budget b ON b.id = w.budget_id
+        WHERE b."window" = 'minute' AND w.starts_at < now() - interval '2 hours'
+        FOR UPDATE OF w SKIP LOCKED
+    )
+""")
+"""Not at once: a clock that goes back an hour must not find a minute unused again."""
+
+
+class Store:
+    """Every method is one transaction, and raises the database's errors as they come."""
+
+    def __init__(self, engine: AsyncEngine, replica: str) -> None:
+        self._engine = engine
+        self._replica = replica
+
+    async def find(self, scopes: Sequence[Scope]) -> tuple[datetime, float, list[Allowance]]:
+        """The database's time, the monotonic time then, and the allowances of these scopes."""
+        async with self._engine.connect() as conn:
+            moment, found = await allowances.find(conn, scopes)
+            return moment, time.monotonic(), found
+
+    async def take(self, demands: Sequence[Demand]) -> tuple[datetime, float, list[Taken]]:
+        """Lease what is asked for, in the windows of the database's time; return that, and the monotonic time then."""
+        async with self._turn() as (conn, moment):
+            now = time.monotonic()
+            bounds = [window_bounds(moment, d.terms.window, zone(d.terms.time_zone)) for d in demands]
+            keys = {"budgets": [d.terms.id for d in demands], "starts": [start for start, _ in bounds]}
+            await conn.execute(_OPEN, keys)
+            amounts = {
+                "need": [d.need for d in demands],
+                "at_least": [d.least for d in demands],
+                "free": [d.free for d in demands],
+            }
+            rows = await conn.execute(_TAKE, keys | amounts | {"replica": self._replica, "slices": SLICES})
+            ends = {d.terms.id: end for d, (_, end) in zip(demands, bounds, strict=True)}
+            return moment, now, [_taken(row, ends) for row in rows]
+
+    async def give(self, gifts: Sequence[Gift]) -> None:
+        """Give back, and tell replicas that may wait for it."""
+        async with self._turn() as (conn, _):
+            keys = _keys(gift.key for gift in gifts)
+            await conn.execute(_LOCK, keys)
+            await conn.execute(_GIVE, keys | {"amounts": [g.amount for g in gifts], "replica": self._replica})
+            for budget_id in {gift.key[0] for gift in gifts}:
+                await notify(conn, CHANNEL, f"gave {self._replica} {budget_id}")
+
+    async def ask(self, budget_ids: Iterable[UUID]) -> None:
+        """Ask other replicas to give back what they have free."""
+        async with self._engine.begin() as conn:
+            for budget_id in budget_ids:
+                await notify(conn, CHANNEL, f"want {self._replica} {budget_id}")
+
+    async def granted(self, budget_ids: Sequence[UUID]) -> dict[Key, Decimal]:
+        """The leases of these, once whatever was under way about them is over."""
+        async with self._turn() as (conn, _):
+            rows = await conn.execute(_GRANTED, {"replica": self._replica, "budgets": list(budget_ids)})
+            return {(row.budget_id, row.starts_at): row.granted for row in rows}
+
+    async def look(self, keys: Iterable[Key]) -> dict[Key, tuple[Decimal, Decimal]]:
+        """What nobody has taken out of these windows, and what others have."""
+        async with self._engine.connect() as conn:
+            rows = await conn.execute(_LOOK, _keys(keys) | {"replica": self._replica})
+            return {(row.budget_id, row.starts_at): (row.rest, row.others) for row in rows}
+
+    async def renew(self) -> set[UUID]:
+        """Say that this replica is alive, and free the calls at once of those that are not.
+
+        Returns the limits of calls at once that it still has a lease of.
+        """
+        async with self._engine.begin() as conn:
+            renewed = set((await conn.execute(_RENEW, {"replica": self._replica})).scalars())
+        async with self._engine.begin() as conn:
+            await free_lost(conn, LOST_SECONDS)
+        return renewed
+
+    async def tidy(self, finished: Sequence[Pot]) -> list[Pot]:
+        """Delete what is over, of this replica's leases and of minutes; return the pots whose rows are gone."""
+        async with self._engine.begin() as conn:
+            rows = await conn.execute(_FINISHED, _keys(pot.key for pot in finished) | {"replica": self._replica})
+            gone = {(row.budget_id, row.starts_at) for row in rows}
+        async with self._engine.begin() as conn:
+            await conn.execute(_OLD_MINUTES)
+        return [pot for pot in finished if pot.key in gone or not pot.granted]
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[tuple[AsyncConnection, datetime]]:
+        async with self._engine.begin() as conn:
+            row = (await conn.execute(_TURN, {"replica": self._replica})).one()
+            yield conn, row.now
+
+
+def _keys(keys: Iterable[Key]) -> dict[str, list[object]]:
+    pairs = list(keys)
+    return {"budgets": [budget_id for budget_id, _ in pairs], "starts": [starts_at for _, starts_at in pairs]}
+
+
+def _taken(row: Row[tuple[object, ...]], ends: Mapping[UUID, datetime | None]) -> Taken:
+    return Taken(
+        key=(row.budget_id, row.starts_at),
+        ends_at=ends[row.budget_id],
+        taken=row.taken,
+        granted=row.granted,
+        left=row.rest,
+        others=row.others,
+    )

@@ -1,0 +1,94 @@
+"""Why a call is not admitted: one exception a reason, each with a sentence for the caller."""
+
+from datetime import datetime
+from decimal import Decimal
+
+from billing.allowances import Allowance, LimitKind, ScopeKind
+
+
+class BudgetError(Exception):
+    """A hard budget refuses a call. `str()` is a sentence for the caller; `scope_id` is for the operator.
+
+    `remaining` is what is left as far as this replica can know.
+    """
+
+    def __init__(self, terms: Allowance, remaining: Decimal, resets_at: datetime | None, sentence: str) -> None:
+        super().__init__(sentence)
+        self.scope_kind: ScopeKind = terms.scope_kind
+        self.scope_id: str = terms.scope_id
+        self.limit: Decimal = terms.limit_amount
+        self.remaining: Decimal = remaining
+        self.currency: str | None = terms.currency
+        self.window = terms.window
+        self.resets_at: datetime | None = resets_at
+
+
+class BudgetExhausted(BudgetError):  # noqa: N818 - the name of a state that callers know
+    """The call's worst case does not fit in what is left."""
+
+
+class UnpricedError(BudgetError):
+    """The call has no worst case, because its model has no (complete) price, and a hard budget applies."""
+
+
+class OtherCurrencyError(BudgetError):
+    """A hard budget is in another currency than the one that calls are charged in, so nothing can be compared."""
+
+
+class LimitExceeded(Exception):  # noqa: N818 - the name of a state that callers know
+    """A limit refuses a call. `str()` is a sentence for the caller; `scope_id` is for the operator.
+
+    `retry_after` is in seconds; None when the call alone asks for more than the limit, so that no wait helps.
+    """
+
+    def __init__(self, kind: LimitKind, terms: Allowance, retry_after: float | None, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind: LimitKind = kind
+        self.scope_kind: ScopeKind = terms.scope_kind
+        self.scope_id: str = terms.scope_id
+        self.limit: int = int(terms.limit_amount)
+        self.retry_after: float | None = retry_after
+
+
+CONCURRENT_RETRY_SECONDS = 1.0
+"""When a call at once too many may try again: nobody can know when another one ends."""
+
+
+def unpriced(terms: Allowance, remaining: Decimal, resets_at: datetime | None) -> UnpricedError:
+    sentence = f"the model has no complete price and the {_budget(terms)} is hard"
+    return UnpricedError(terms, remaining, resets_at, sentence)
+
+
+def other_currency(
+    terms: Allowance, remaining: Decimal, resets_at: datetime | None, currency: str
+) -> OtherCurrencyError:
+    sentence = f"the {_budget(terms)} cannot pay for calls that are charged in {currency}"
+    return OtherCurrencyError(terms, remaining, resets_at, sentence)
+
+
+def exhausted(terms: Allowance, amount: Decimal, remaining: Decimal, resets_at: datetime | None) -> BudgetExhausted:
+    resets = "" if resets_at is None else f"; it resets at {resets_at:%Y-%m-%d %H:%M} UTC"
+    sentence = (
+        f"this call could cost {amount:f} {terms.currency} and the {_budget(terms)} has {remaining:f} left{resets}"
+    )
+    return BudgetExhausted(terms, remaining, resets_at, sentence)
+
+
+def exceeded(terms: Allowance, amount: Decimal, remaining: Decimal, reset_seconds: float) -> LimitExceeded:
+    """What refuses a call that needs `amount` of a limit."""
+    whose, limit = f"the {terms.scope_kind}'s limit", terms.limit_amount
+    too_much = amount > limit
+    if terms.unit == "concurrent":
+        wait = CONCURRENT_RETRY_SECONDS
+        sentence = f"{whose} of {limit:f} calls at the same time is reached"
+        return LimitExceeded("concurrent", terms, None if too_much else wait, sentence)
+    if terms.unit == "requests":
+        sentence = f"{whose} of {limit:f} requests a minute is reached"
+        return LimitExceeded("requests", terms, None if too_much else reset_seconds, sentence)
+    sentence = f"this call could use {amount:f} tokens and {whose} of {limit:f} tokens a minute has {remaining:f} left"
+    return LimitExceeded("tokens", terms, None if too_much else reset_seconds, sentence)
+
+
+def _budget(terms: Allowance) -> str:
+    window = "" if terms.window == "none" else f" by the {terms.window}"
+    return f"{terms.scope_kind}'s budget of {terms.limit_amount:f} {terms.currency}{window}"

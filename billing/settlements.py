@@ -1,0 +1,118 @@
+"""Charges against windows: how operations that reach the ledger, and leases of processes that died, end.
+
+A charge moves from a window's `leased` to its `settled`, as far as it was held; what exceeds the hold is settled all
+the same. Windows are locked first, in the order of their keys, then leases, so nobody deadlocks.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.lease_pool import NOTHING
+from billing.records import OperationRecord
+
+_CHARGE = text("""
+    INSERT INTO budget_window AS w (budget_id, starts_at, settled)
+    SELECT b.id, k.starts_at, sum(k.billed)
+    FROM unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]), CAST(:billed AS numeric[]))
+        AS k (id, starts_at, billed) JOIN budget b USING (id)
+    GROUP BY b.id, k.starts_at
+    ORDER BY b.id, k.starts_at
+    ON CONFLICT (budget_id, starts_at) DO UPDATE SET settled = w.settled + excluded.settled
+""")
+_SPEND = text("""
+    WITH charged AS (
+        SELECT budget_id, starts_at, replica, sum(amount) AS amount
+        FROM unnest(
+            CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]), CAST(:replicas AS text[]),
+            CAST(:amounts AS numeric[])
+        ) AS k (budget_id, starts_at, replica, amount)
+        GROUP BY budget_id, starts_at, replica
+    ), spent AS (
+        SELECT budget_id, starts_at, replica, least(c.amount, l.granted - l.settled) AS amount
+        FROM lease l JOIN charged c USING (budget_id, starts_at, replica)
+    ), moved AS (
+        UPDATE lease l SET settled = l.settled + s.amount
+        FROM spent s WHERE l.budget_id = s.budget_id AND l.starts_at = s.starts_at AND l.replica = s.replica
+    )
+    UPDATE budget_window w SET leased = w.leased - s.amount
+    FROM (SELECT budget_id, starts_at, sum(amount) AS amount FROM spent GROUP BY budget_id, starts_at) AS s
+    WHERE w.budget_id = s.budget_id AND w.starts_at = s.starts_at
+""")
+_SET_ASIDE = text("INSERT INTO operation_set_aside (id) VALUES (:id) ON CONFLICT DO NOTHING")
+
+_EARLIER_RUNS = "starts_with(l.replica, :place || '.') AND l.replica <> :replica"
+_LOST = "b.unit = 'concurrent' AND l.renewed_at < now() - make_interval(secs => :seconds)"
+
+
+async def settle(conn: AsyncConnection, operations: Iterable[OperationRecord], count: bool = True) -> None:
+    """Charge what these operations were billed, in the windows that they were admitted in; call it once for each.
+
+    The charge counts in full even where it exceeds the hold; an unknown charge (None) counts nothing. `count=False`
+    only ends the holds. A budget that is gone counts nothing.
+    """
+    charges = [
+        (charge, operation.replica, operation.billed)
+        for operation in operations
+        for charge in operation.charges
+        if operation.billed
+    ]
+    if not charges:
+        return
+    keys: dict[str, Any] = {
+        "budgets": [charge.budget_id for charge, _, _ in charges],
+        "starts": [charge.starts_at for charge, _, _ in charges],
+    }
+    await conn.execute(_CHARGE, keys | {"billed": [billed if count else NOTHING for _, _, billed in charges]})
+    spent = {
+        "replicas": [replica for _, replica, _ in charges],
+        "amounts": [min(billed, charge.held) for charge, _, billed in charges],
+    }
+    await conn.execute(_SPEND, keys | spent)
+
+
+async def set_aside(conn: AsyncConnection, operation_id: UUID) -> bool:
+    """Note that an operation is charged though it cannot be stored; False when that was noted before."""
+    return (await conn.execute(_SET_ASIDE, {"id": operation_id})).rowcount == 1
+
+
+async def free_earlier_runs(conn: AsyncConnection, replica: str) -> int:
+    """Free what earlier processes on `replica`'s spool have leased; return how many leases had something left.
+
+    `replica` is `place.run` (see `billing.spool`). Only call this once that spool has been drained: then whatever is
+    left of those leases was never charged.
+    """
+    return await _free(conn, _EARLIER_RUNS, {"place": replica.partition(".")[0], "replica": replica})
+
+
+async def free_lost(conn: AsyncConnection, seconds: float) -> int:
+    """Free calls at once of replicas that have not renewed their leases for so long; return how many leases."""
+    return await _free(conn, _LOST, {"seconds": seconds})
+
+
+async def _free(conn: AsyncConnection, which: str, parameters: Mapping[str, Any]) -> int:
+    """A minute's count goes with the minute: what was used in it stays used."""
+    leases = f"lease l JOIN budget b ON b.id = l.budget_id WHERE {which}"
+    lock = text(
+        "SELECT 1 FROM budget_window w WHERE (w.budget_id, w.starts_at) IN "  # noqa: S608 - from the constants above
+        f"(SELECT l.budget_id, l.starts_at FROM {leases}) ORDER BY w.budget_id, w.starts_at FOR UPDATE"
+    )
+    free = text(f"""
+        WITH ended AS (
+            DELETE FROM lease l USING budget b WHERE b.id = l.budget_id AND {which}
+            RETURNING l.budget_id, l.starts_at,
+                CASE b."window" WHEN 'minute' THEN 0 ELSE l.granted - l.settled END AS rest
+        ), moved AS (
+            UPDATE budget_window w SET leased = w.leased - e.rest
+            FROM (SELECT budget_id, starts_at, sum(rest) AS rest FROM ended GROUP BY budget_id, starts_at) AS e
+            WHERE w.budget_id = e.budget_id AND w.starts_at = e.starts_at AND e.rest > 0
+        )
+        SELECT count(*) FROM ended WHERE rest > 0
+    """)  # noqa: S608
+    if (await conn.execute(lock, parameters)).first() is None:
+        return 0
+    found: int = (await conn.execute(free, parameters)).scalar_one()
+    return found
