@@ -87,14 +87,14 @@ def add_model(path: Path, config: dict[str, Any], model: str) -> None:
     Raises DataDirError, and leaves the file as it is, when a table appended to it would not be read as that.
     """
     name = json.dumps(model, ensure_ascii=False)
-    entry = f'\n[models.{name}] # added by `farthing up`; give it a price to bill it\nupstream = "engine"\n'
-    models = {**config.get("models", {}), model: {"upstream": "engine"}}
+    entry = f'\n[models.{name}] # added by `farthing up`; give it a price to bill it\nupstreams = ["engine"]\n'
+    models = {**config.get("models", {}), model: {"upstreams": ["engine"]}}
     try:
         data = path.read_bytes() + entry.encode()
         if _parsed(data) != {**config, "models": models}:
             raise DataDirError(
                 f"{path} has no entry for the model {model!r} and none can be appended to it as it is written (`models`"
-                f' is not made of [models.…] tables). Add {name} = {{ upstream = "engine" }} to `models` by hand'
+                f' is not made of [models.…] tables). Add {name} = {{ upstreams = ["engine"] }} to `models` by hand'
             )
         replace_file(path, data)
     except OSError as error:

@@ -1,28 +1,40 @@
 """From a decided call to an upstream's answer: which upstream, how often to try, what its refusals mean to the caller.
 
-Only what is safe is tried again, and only before a byte has gone to the caller: a refused connection and a 503 (the
-engine restarts) with back-off within the upstream's window, a connection that broke without an answer once more, in a
-window of its own.
+Only what is safe is tried again, and only before a byte has gone to the caller:
+
+- A refused connection, and an engine's 503 while it loads, cost nothing: another upstream at once, else again with
+  back-off for as long as the upstream's window. They are no attempts.
+- A 408, 500, 502, 503, 504 or 529, and a connection that broke without an answer, are attempts that failed: at most
+  `retries` more, on another upstream where there is one. A broken connection once more only: the request may be what
+  broke it.
+- A 429, and a key that is refused: another upstream, or a fallback.
+- Silence is not tried again, because the answer may still be computed there; a fallback may answer.
+
+A Retry-After is waited for, within the window. When a model's upstreams cannot answer, its fallbacks are asked in turn.
 """
 
 import asyncio
 import time
 from collections.abc import Mapping
 
+from gateway.api.count_tokens import uncountable
+from gateway.attempts import Asking, Opened
 from gateway.call import Call
-from gateway.errors import ApiError, UpstreamReplyError, unavailable
-from gateway.operation import Attempt, Operation
-from gateway.settings import Settings
-from gateway.upstreams.frames import error_message
-from gateway.upstreams.transport import BrokenError, Reply, SilentError, UnreachableError
-from gateway.upstreams.upstream import Flight, PromptSize, Upstream, engine_prompt_size, prompt_upper_bound
+from gateway.errors import ApiError, unavailable
+from gateway.failures import NoAnswerError, away, broken, of_reply
+from gateway.hedge import first_answer
+from gateway.live import Live
+from gateway.operation import Operation
+from gateway.upstreams.frames import Answer, MalformedError
+from gateway.upstreams.pool import Pool
+from gateway.upstreams.target import Target
+from gateway.upstreams.transport import BrokenError, UnreachableError
+from gateway.upstreams.upstream import PromptSize, can_tokenize, engine_prompt_size, prompt_upper_bound
 
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 2.0
 MAX_BROKEN = 2
-PASSED_THROUGH = frozenset({400, 404, 409, 413, 415, 422, 429})
-"""Upstream answers that concern the caller's request; anything else concerns the operator and becomes a 502."""
-PASSED_HEADERS = ("content-type", "retry-after", "x-should-retry")
+BUSY_RETRY_SECONDS = 1
 
 
 class Patience:
@@ -32,124 +44,168 @@ class Patience:
         self._deadline = time.monotonic() + seconds
         self._delay = FIRST_DELAY
 
-    async def wait(self) -> bool:
-        """Sleep before the next try; False when the window is over."""
+    async def wait(self, at_least: float = 0.0) -> bool:
+        """Sleep before the next try, `at_least` seconds; False when the window is over or ends before that."""
         left = self._deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or at_least > left:
             return False
-        await asyncio.sleep(min(self._delay, left))
+        await asyncio.sleep(min(max(self._delay, at_least), left))
         self._delay = min(self._delay * 2, LONGEST_DELAY)
         return True
 
 
 class Dispatcher:
-    def __init__(self, settings: Settings, upstreams: Mapping[str, Upstream]) -> None:
-        self._models = settings.models
-        self._upstreams = upstreams
-
-    def upstream_of(self, model: str) -> Upstream:
-        return self._upstreams[self._models[model].upstream]
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     async def prompt_size(self, call: Call, model: str) -> PromptSize:
-        """Counted by the engine's own tokenizer, bounded from above elsewhere. Raises ApiError."""
-        upstream = self.upstream_of(model)
-        if not upstream.is_engine:
+        """The most that any upstream that may answer counts: an engine's tokenizer is asked, others are bounded.
+
+        Raises ApiError.
+        """
+        pools = self._chain(model)
+        targets = [target for pool in pools for target in pool.targets]
+        engines = [pool for pool in pools if any(target.upstream.is_engine for target in pool.targets)]
+        sizes = [await _tokenized(call, pool) for pool in engines] if can_tokenize(call) else []
+        if not sizes or not all(target.upstream.is_engine for target in targets):
             if call.has_media():
                 text = f"{model!r} cannot be used with media under a hard budget: their tokens cannot be bounded."
                 raise ApiError(400, "unbounded_prompt", text, param="messages", outcome="refused")
-            return prompt_upper_bound(call, self._models[model].context)
-        patience = Patience(upstream.settings.connect_window_seconds)
-        while True:
+            contexts = [pool.settings.context for pool in pools if pool not in engines or len(pool.targets) > 1]
+            sizes += [prompt_upper_bound(call, context) for context in contexts or [pools[0].settings.context]]
+        rooms = [size.room for size in sizes]
+        room = None if None in rooms else max(room or 0 for room in rooms)
+        return PromptSize(max(size.tokens for size in sizes), room)
+
+    async def count_tokens(self, call: Call, model: str) -> int:
+        """The exact length of a prompt. Raises ApiError, 501 where no upstream of the model can count."""
+        pool = self._chain(model)[0]
+        if any(target.upstream.is_engine for target in pool.targets) and can_tokenize(call):
+            call.leave_unsaid(pool.settings.drop_params)
+            return (await _tokenized(call, pool)).tokens
+        for target in pool.targets:
             try:
-                reply = await upstream.tokenize(call, self._upstream_name(model))
-                body = await _read(reply)
-            except (UnreachableError, BrokenError) as error:
-                if not await patience.wait():
-                    raise _away(upstream) from error
-                continue
-            if reply.status == 200:
-                return engine_prompt_size(body)
-            if reply.status != 503 or not await patience.wait():
-                raise _reply_error(upstream, reply, body)
+                count = await target.upstream.counted(call, target.name)
+            except (UnreachableError, BrokenError, MalformedError) as error:
+                raise broken(target.upstream, error).error from error
+            if count is not None:
+                return count
+        raise uncountable(model)
 
     async def open(
         self, operation: Operation, call: Call, model: str, max_output: int | None, trace: Mapping[str, str]
-    ) -> Reply:
-        """A 200 answer whose headers are here; its attempt is `operation.attempts[-1]`. Raises ApiError."""
-        upstream = self.upstream_of(model)
-        body = upstream.body(call, self._upstream_name(model), max_output)
-        patience = Patience(upstream.settings.connect_window_seconds)
-        assert operation.principal is not None
-        broken = 0
-        while True:
-            attempt = Attempt(len(operation.attempts) + 1, upstream.name, model, upstream.is_engine)
-            operation.attempts.append(attempt)
-            operation.flight = Flight(upstream, f"{operation.id}.{attempt.number}")
+    ) -> Answer:
+        """An answer whose headers are here; its attempt is `operation.attempts[-1]`. Raises ApiError.
+
+        Whoever gets one gives it back with `close`.
+        """
+        first: NoAnswerError | None = None
+        for pool in self._chain(model):
             try:
-                reply = await upstream.chat(body, operation.flight.request_id, operation.principal.org_id, trace)
-            except UnreachableError as error:
-                operation.attempts.pop()
-                operation.flight = None
-                if not await patience.wait():
-                    raise _away(upstream) from error
-                continue
-            except SilentError as error:
-                attempt.end("upstream_error", str(error))
-                raise _failed(504, f"The upstream {upstream.name} did not answer in time.") from error
-            except BrokenError as error:
-                attempt.end("upstream_error", str(error))
-                broken += 1
-                # It may have waited there for long: a restart has its whole window from now on.
-                patience = Patience(upstream.settings.connect_window_seconds)
-                if broken == MAX_BROKEN or not await patience.wait():
-                    raise _failed(502, f"The upstream {upstream.name} closed the connection: {error}.") from error
-                continue
-            attempt.http_status = reply.status
-            if reply.status == 200:
-                return reply
-            attempt.refused = True
-            failure = _reply_error(upstream, reply, await _read_error(reply))
-            if reply.status == 503 and upstream.is_engine:  # it loads its models: as good as unreachable
-                operation.attempts.pop()
-                operation.flight = None
-                if not await patience.wait():
-                    raise failure
-                continue
-            attempt.end(failure.outcome, failure.message)
-            if reply.status != 503 or not await patience.wait():
+                opened = await _open(Asking(operation, call, pool, max_output, trace))
+            except NoAnswerError as failure:
+                if not failure.falls_back:
+                    raise failure.error from failure
+                first = first or failure
+            else:
+                return opened.answer
+        assert first is not None
+        raise first.error from first
+
+    async def close(self, operation: Operation, answer: Answer) -> None:
+        """Give back an answer's connection and its place at the upstream, whatever became of it. Once each."""
+        flight = operation.flight
+        assert flight is not None, "an answer is in flight until it is closed"
+        flight.target.leave()
+        if operation.attempts[-1].status == "upstream_error":
+            flight.target.failed()
+        operation.flight = None
+        await answer.reply.close()
+
+    def _chain(self, model: str) -> list[Pool]:
+        """The model's pool, then those of its fallbacks. Raises ApiError when a reload has taken the model away."""
+        pools = self._live.pools
+        pool = pools.get(model)
+        if pool is None:
+            raise ApiError(404, "model_not_found", f"The model {model!r} is no longer configured.", param="model")
+        return [pool, *(pools[name] for name in pool.settings.fallbacks)]
+
+
+async def _open(asking: Asking) -> Opened:
+    """An answer of one of the pool's upstreams. Raises NoAnswerError when none gives one."""
+    pool = asking.pool
+    patience = Patience(pool.window)
+    retries, times_broken = pool.settings.retries, 0
+    tried: set[Target] = set()  # since the last wait
+    hopeless: set[Target] = set()  # would fail in the same way again
+    failure: NoAnswerError | None = None
+    while True:
+        target = await asking.choose(tried | hopeless)
+        if target is None:
+            failure = failure or _cannot(pool)
+            may_change = tried or any(target.is_away for target in pool.targets)
+            is_over = failure.again == "never" or len(hopeless) == len(pool.targets) or not may_change
+            if is_over or not await patience.wait(failure.retry_after):
                 raise failure
-
-    def _upstream_name(self, model: str) -> str:
-        return self._models[model].upstream_model or model
-
-
-async def _read(reply: Reply) -> bytes:
-    try:
-        return await reply.read()
-    finally:
-        await reply.close()
-
-
-async def _read_error(reply: Reply) -> bytes:
-    try:
-        return await _read(reply)
-    except BrokenError:
-        return b""
+            tried.clear()
+            continue
+        try:
+            return await _ask(asking, target, tried | hopeless)
+        except NoAnswerError as reason:
+            failure = reason
+        (hopeless if failure.again == "elsewhere" else tried).add(target)
+        if failure.broken:
+            times_broken += 1
+            # It may have waited there for long: a restart has its whole window from now on.
+            patience = Patience(pool.window)
+        retries -= failure.counts
+        if failure.again == "never" or retries < 0 or times_broken == MAX_BROKEN:
+            raise failure
 
 
-def _reply_error(upstream: Upstream, reply: Reply, body: bytes) -> ApiError:
-    message = error_message(body)
-    if reply.status in PASSED_THROUGH and body:
-        headers = {name: reply.headers[name] for name in PASSED_HEADERS if name in reply.headers}
-        return UpstreamReplyError(reply.status, body, message, headers)
-    if reply.status == 503:
-        return unavailable(f"The upstream {upstream.name} is not ready.")
-    return _failed(502, f"The upstream {upstream.name} answered {reply.status}.")
+async def _ask(asking: Asking, target: Target, tried: set[Target]) -> Opened:
+    after = asking.pool.settings.hedge_after_seconds
+    if after is None:
+        return await asking.finish(asking.start(target))
+    return await first_answer(asking, target, after, lambda: asking.choose({*tried, target}))
 
 
-def _away(upstream: Upstream) -> ApiError:
-    return unavailable(f"The upstream {upstream.name} cannot be reached.")
+def _cannot(pool: Pool) -> NoAnswerError:
+    """Why no upstream takes a request that has not been tried anywhere."""
+    if any(target.is_away for target in pool.targets):
+        return away(pool.targets[0].upstream)
+    if all(target.is_full for target in pool.targets):
+        text = f"All upstreams of {pool.model!r} have as many requests as they may be given."
+        return NoAnswerError(unavailable(text, retry_after=BUSY_RETRY_SECONDS), "never")
+    now = time.monotonic()
+    seconds = min(target.breaker.ready_in(now) for target in pool.targets)
+    names = " and ".join(target.upstream.name for target in pool.targets)
+    text = f"The upstream {names} has failed too often and is left alone for a moment."
+    return NoAnswerError(unavailable(text, retry_after=max(1, round(seconds))), "never")
 
 
-def _failed(status: int, message: str) -> ApiError:
-    return ApiError(status, "upstream_error", message, outcome="upstream_error")
+async def _tokenized(call: Call, pool: Pool) -> PromptSize:
+    """Counted by one of the pool's engines, whichever answers first. Raises ApiError."""
+    engines = [target for target in pool.targets if target.upstream.is_engine]
+    patience = Patience(pool.window)
+    while True:
+        for target in engines:
+            upstream = target.upstream
+            try:
+                reply = await upstream.tokenize(call, target.name)
+                try:
+                    body = await reply.read()
+                finally:
+                    await reply.close()
+            except UnreachableError:
+                failure = away(upstream)
+            except BrokenError as error:
+                failure = broken(upstream, error)
+            else:
+                if reply.status == 200:
+                    return engine_prompt_size(body)
+                failure = of_reply(upstream, reply.status, reply.headers, body)
+                if reply.status != 503:
+                    raise failure.error
+        if not await patience.wait():
+            raise failure.error

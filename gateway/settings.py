@@ -1,26 +1,37 @@
 """The gateway's configuration: a TOML file, overridden by FARTHING_* variables (`__` goes one level down).
 
 Secrets and places come from the environment alone: FARTHING_DATABASE_URL, FARTHING_ADMIN_KEY_HASH, FARTHING_DATA_DIR.
+An upstream's key comes from a variable or a file that the configuration names. `gateway.settings_file` reads all of it.
 """
 
 import os
-import tomllib
+from collections.abc import Iterator
 from decimal import Decimal
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.upstreams.kinds import KINDS, KindName, Place
+
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[int, Field(gt=0)]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(ip_network)]
+Balance = Literal["weighted", "least_busy", "latency", "prefix_affine"]
 ROLES = ("small", "large")
-SECTIONS = ("router", "limits", "roles", "upstreams", "models")
-
-
-class ConfigurationError(ValueError):
-    """The configuration cannot be used; the message lists every reason, one a line."""
 
 
 class _Section(BaseModel):
@@ -48,42 +59,124 @@ class ClassPrices(_Section):
         return prices
 
 
+class UsageSettings(_Section):
+    """Where an upstream counts what it reports: inside the prompt's or completion's total, or beside it."""
+
+    cache: Place = "inside"
+    reasoning: Place = "inside"
+
+
 class UpstreamSettings(_Section):
-    kind: Literal["engine", "openai"]
-    """`engine`: Farthing's own. `openai`: any OpenAI-compatible address."""
-    base_url: str
-    """With its `/v1`."""
+    kind: KindName
+    """`engine`: Farthing's own. `openai`: OpenAI, or with a base_url any address that speaks its dialect."""
+    base_url: str = ""
+    """Up to where `/chat/completions` follows; the kind's usual address where it is not given."""
     device_price_per_hour: Amount | None = None
     """Price of the device an engine runs on; its cost is the device seconds of each request at this price."""
     api_key_env: str | None = None
     """Name of the environment variable that holds this upstream's key."""
+    api_key_file: Path | None = None
+    """A file that holds it; read again at every reload."""
+    usage: UsageSettings | None = None
+    """How it reports usage, where that is not how its kind does."""
+    stream_options: bool = True
+    """Whether it understands `stream_options`; where not, streams are not asked for usage, and it is estimated."""
+    connect_seconds: Seconds = 5.0
+    first_byte_seconds: Seconds = 300.0
+    """From the request to the answer's headers: for a whole answer, as long as it takes to compute."""
+    idle_seconds: Seconds = 300.0
+    """Longest silence in the middle of an answer."""
+    total_seconds: Seconds | None = None
+    """A whole attempt, from the request to the answer's end."""
     connect_window_seconds: Seconds = 60.0
     """How long a request waits for an upstream that refuses connections or says 503 (a restart) before its own 503."""
-    read_timeout_seconds: Seconds = 300.0
-    """Longest silence from the upstream."""
 
     def api_key(self) -> SecretStr | None:
-        return SecretStr(os.environ[self.api_key_env]) if self.api_key_env else None
+        """Raises ValueError when it cannot be had."""
+        if self.api_key_env is not None:
+            key = os.environ.get(self.api_key_env)
+            if not key:
+                raise ValueError(f"the environment variable {self.api_key_env} named by api_key_env is not set")
+        elif self.api_key_file is not None:
+            try:
+                key = self.api_key_file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+                raise ValueError(f"api_key_file {self.api_key_file} cannot be read: {reason}") from None
+            if not key:
+                raise ValueError(f"api_key_file {self.api_key_file} is empty")
+        else:
+            return None
+        if not key.isprintable() or not key.isascii():
+            raise ValueError("its key has characters that no HTTP header can carry")
+        return SecretStr(key)
+
+    @field_validator("base_url", mode="after")
+    @classmethod
+    def _is_an_address(cls, url: str, info: ValidationInfo) -> str:
+        kind = info.data.get("kind")
+        if not url and kind is not None:
+            return KINDS[kind].base_url
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f"it must start with http:// or https://, not {url!r}")
+        return url.rstrip("/")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_an_address(cls, values: Any) -> Any:
+        return {"base_url": "", **values} if isinstance(values, dict) else values  # so that its default is validated
 
     @model_validator(mode="after")
-    def _check(self) -> "UpstreamSettings":
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must start with http:// or https://, not {self.base_url!r}")
-        if self.api_key_env and not os.environ.get(self.api_key_env):
-            raise ValueError(f"the environment variable {self.api_key_env} named by api_key_env is not set")
+    def _fits_together(self) -> "UpstreamSettings":
+        if self.api_key_env is not None and self.api_key_file is not None:
+            raise ValueError("give api_key_env or api_key_file, not both")
+        if self.kind != "engine" and self.device_price_per_hour is not None:
+            raise ValueError("device_price_per_hour is for an engine; give each model's `cost` on this upstream")
         return self
 
 
-class ModelSettings(_Section):
+class TargetSettings(_Section):
+    """One of a model's upstreams."""
+
     upstream: str
     upstream_model: str | None = None
-    """The upstream's name for it, where it differs."""
+    """The upstream's name for the model, where it differs."""
+    weight: Positive = 1
+    """Its share beside the model's other upstreams."""
+    max_concurrent: Positive | None = None
+    """Requests of this model that it is given at the same time."""
+    cost: ClassPrices | None = None
+    """What the operator pays for the model there."""
+
+
+class ModelSettings(_Section):
+    upstreams: tuple[TargetSettings, ...]
+    """Each a table, or just the name of an upstream."""
+    balance: Balance = "prefix_affine"
+    """How one of several upstreams is chosen."""
     price: ClassPrices | None = None
     """What callers are billed. Without it the model is unpriced: NULL in the ledger, refused under a hard budget."""
-    cost: ClassPrices | None = None
-    """What the operator pays an upstream of kind `openai`."""
-    context: Annotated[int, Field(gt=0)] | None = None
+    batch_price: ClassPrices | None = None
+    """The same for requests of a batch; `price` where it is not given."""
+    context: Positive | None = None
     """Context length in tokens, for upstreams that do not tell; bounds what a hard budget reserves."""
+    drop_params: bool = False
+    """Leave out parameters that an upstream cannot honour, and name them in a header, rather than answer 400."""
+    fallbacks: tuple[str, ...] = ()
+    """Models that answer, in this order, when none of the upstreams can; billed at the price of this one."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Further attempts after one that failed before its first byte."""
+    hedge_after_seconds: Seconds | None = None
+    """Ask a second upstream too when the first has not begun to answer by then; the slower one is called back."""
+
+    @field_validator("upstreams", mode="before")
+    @classmethod
+    def _names_are_tables(cls, values: Any) -> Any:
+        if not isinstance(values, list | tuple):
+            return values
+        if not values:
+            raise ValueError("name at least one of [upstreams]")
+        return [{"upstream": value} if isinstance(value, str) else value for value in values]
 
 
 class RouterSettings(_Section):
@@ -92,11 +185,17 @@ class RouterSettings(_Section):
 
 
 class LimitSettings(_Section):
-    body_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
+    body_bytes: Positive = 32 * 1024 * 1024
     body_seconds: Seconds = 60.0
     header_seconds: Seconds = 10.0
     drain_seconds: Seconds = 3.0
     """How long the rest of an aborted generation is awaited for its account."""
+    keep_alive_seconds: Seconds = 15.0
+    """After so much silence of the upstream a stream's caller gets a comment, for what may stand between."""
+    file_bytes: Positive = 100 * 1024 * 1024
+    """Largest file that `/v1/files` takes."""
+    batch_lines: Positive = 8
+    """How many lines of batches one gateway process runs at once."""
     grace_seconds: Seconds = 30.0
     """How long open answers may go on after SIGTERM."""
 
@@ -117,6 +216,8 @@ class Settings(BaseSettings):
     data_dir: Path
     """The spool lives in `<data-dir>/spool`."""
     currency: Annotated[str, Field(pattern="^[A-Z]{3}$")] = "USD"
+    trusted_proxies: tuple[Network, ...] = ()
+    """Where X-Forwarded-For is believed from: it names the caller's address."""
     router: RouterSettings = RouterSettings()
     limits: LimitSettings = LimitSettings()
     roles: dict[Literal["small", "large"], str]
@@ -134,49 +235,64 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return _Environment(settings_cls), init_settings
 
-    @classmethod
-    def load(cls, path: Path) -> "Settings":
-        """Read `path` and the environment. Raises ConfigurationError with a sentence for each thing that is wrong."""
-        try:
-            with path.open("rb") as file:
-                values = tomllib.load(file)
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
-        for name in SECTIONS:  # before a variable such as FARTHING_ROLES__SMALL takes the place of what is no table
-            if not isinstance(values.get(name, {}), dict):
-                raise ConfigurationError(f"{path}: `{name}` must be a table, like [{name}], not {values[name]!r}")
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            lines = [_explain(problem["loc"], problem["msg"], problem["type"]) for problem in error.errors()]
-            raise ConfigurationError("\n".join(f"{path}: {line}" for line in lines)) from None
-
     @model_validator(mode="after")
-    def _names_exist(self) -> "Settings":
-        for role in ROLES:
-            target = self.roles.get(role)  # type: ignore[call-overload]
-            if target is None:
-                raise ValueError(f"[roles] must name a model for `{role}`")
-            if target not in self.models:
-                raise ValueError(f"[roles] {role} = {target!r} is not among [models]: {', '.join(self.models)}")
-        for name, model in self.models.items():
-            if name in (*ROLES, "auto"):
-                raise ValueError(f"a model cannot be called `{name}`: that word means a role")
-            upstream = self.upstreams.get(model.upstream)
-            if upstream is None:
-                raise ValueError(f"model {name!r} names an upstream that is not configured: {model.upstream!r}")
-            if upstream.kind == "engine" and model.cost is not None:
-                raise ValueError(f"model {name!r}: an engine's cost is device_price_per_hour, remove `cost`")
+    def _adds_up(self) -> "Settings":
+        problems = [*_role_problems(self), *_model_problems(self), *_key_problems(self)]
+        if problems:
+            raise ContradictionError(problems)
         return self
 
 
-def _explain(location: tuple[int | str, ...], message: str, kind: str) -> str:
-    place = ".".join(str(part) for part in location)
-    environment = {"database_url", "admin_key_hash", "data_dir"}
-    if kind == "missing" and place in environment:
-        return f"the environment variable FARTHING_{place.upper()} is not set"
-    return f"{place}: {message}" if place else message
+class ContradictionError(ValueError):
+    """Parts of the configuration that do not go together: (where, what) each."""
+
+    def __init__(self, problems: list[tuple[tuple[str | int, ...], str]]) -> None:
+        super().__init__("; ".join(text for _, text in problems))
+        self.problems = problems
+
+
+Problems = Iterator[tuple[tuple[str | int, ...], str]]
+
+
+def _role_problems(settings: Settings) -> Problems:
+    for role in ROLES:
+        target = settings.roles.get(role)  # type: ignore[call-overload]
+        if target is None:
+            yield ("roles",), f"[roles] must name a model for `{role}`"
+        elif target not in settings.models:
+            yield ("roles", role), f"{target!r} is not among [models]: {', '.join(settings.models)}"
+
+
+def _model_problems(settings: Settings) -> Problems:
+    for name, model in settings.models.items():
+        if name in (*ROLES, "auto"):
+            yield ("models", name), f"a model cannot be called `{name}`: that word means a role"
+        seen: set[str] = set()
+        for index, target in enumerate(model.upstreams):
+            here = ("models", name, "upstreams", index)
+            upstream = settings.upstreams.get(target.upstream)
+            if upstream is None:
+                known = ", ".join(settings.upstreams)
+                yield here, f"the upstream {target.upstream!r} is not among [upstreams]: {known}"
+            elif upstream.kind == "engine" and target.cost is not None:
+                yield (*here, "cost"), "an engine's cost is its device_price_per_hour, remove `cost`"
+            if target.upstream in seen:
+                yield here, f"the upstream {target.upstream!r} is there twice; give it a larger weight instead"
+            seen.add(target.upstream)
+        if model.hedge_after_seconds is not None and len(model.upstreams) == 1:
+            yield ("models", name, "hedge_after_seconds"), "hedging needs a second upstream to ask"
+        for index, other in enumerate(model.fallbacks):
+            place = ("models", name, "fallbacks", index)
+            if other not in settings.models:
+                yield place, f"{other!r} is not among [models]: {', '.join(settings.models)}"
+            elif other == name or other in model.fallbacks[:index]:
+                yield place, f"{other!r} is tried already"
+
+
+def _key_problems(settings: Settings) -> Problems:
+    for name, upstream in settings.upstreams.items():
+        try:
+            upstream.api_key()
+        except ValueError as error:
+            place = "api_key_env" if upstream.api_key_env is not None else "api_key_file"
+            yield ("upstreams", name, place), str(error)

@@ -1,21 +1,38 @@
-"""One upstream: its address, its dialect (Farthing's engine or OpenAI-compatible), and what we may ask of it."""
+"""One upstream: its address, its dialect, its connections, and what we may ask of it besides answers."""
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlencode
 from uuid import UUID
 
 import msgspec
 
-from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
+from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, BlockChanges, TokenizeReply
 from gateway.call import Call
-from gateway.settings import UpstreamSettings
-from gateway.upstreams.transport import BrokenError, HttpxTransport, Reply, Transport, UnreachableError
+from gateway.settings import UpstreamSettings, UsageSettings
+from gateway.upstreams.anthropic import AnthropicDialect, counted
+from gateway.upstreams.dialect import Dialect, OpenAIDialect, Request
+from gateway.upstreams.kinds import KINDS
+from gateway.upstreams.transport import AiohttpTransport, BrokenError, Reply, Transport, UnreachableError
+from gateway.upstreams.usage_dialect import VendorUsage
 
-CONNECT_SECONDS = 5.0
 PROBE_SECONDS = 2.0
+HASHES_SECONDS = 0.5
+"""Where a prompt is cached is not worth more than this."""
+ACCOUNT_SECONDS = 5.0
+JSON = {"content-type": "application/json"}
+TEMPLATE_FIELDS = {
+    "chat": ("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"),
+    "completion": ("prompt",),
+    "embedding": (),
+}
+"""What of a request decides the prompt's tokens, by the kind of call."""
 TEMPLATE_TOKENS = 32
 """Tokens allowed for the chat template around one message, and once for the whole prompt, in the upper bound."""
+TOOL_TOKENS = 1024
+"""The same for what an upstream writes about tools in general: Anthropic's models get some hundred tokens of it."""
 
 
 class _Model(msgspec.Struct):
@@ -28,78 +45,105 @@ class _ModelList(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PromptSize:
-    """`tokens` is exact for an engine, an upper bound elsewhere. `context` in tokens, None when nobody told it."""
+    """`tokens` is exact for an engine, an upper bound elsewhere.
+
+    `room`: the most output tokens that can follow it in the context; None when nobody told how long that is.
+    """
 
     tokens: int
-    context: int | None
+    room: int | None
 
 
 class Upstream:
-    """`name` as configured. One per configured upstream, shared by all requests."""
+    """`name` as configured. One per configured upstream, shared by all requests. Raises ValueError without its key."""
 
     def __init__(self, name: str, settings: UpstreamSettings) -> None:
         self.name = name
         self.settings = settings
         self.is_engine = settings.kind == "engine"
-        self._base = settings.base_url.rstrip("/")
+        self.key = settings.api_key()
+        self.dialect = _dialect(settings)
+        self._in_flight = 0
+        self._idle: asyncio.Event | None = None
+        self._base = settings.base_url
         self._root = self._base.removesuffix("/v1")
-        self._transport: Transport = HttpxTransport(CONNECT_SECONDS, settings.read_timeout_seconds)
-        self._probe: Transport = HttpxTransport(PROBE_SECONDS, PROBE_SECONDS)
-        key = settings.api_key()
-        self._authorization = {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        self._transport: Transport = AiohttpTransport(
+            connect=settings.connect_seconds,
+            # A whole answer of an engine that takes longer is called back first (gateway/recall.py).
+            first_byte=settings.first_byte_seconds + (ACCOUNT_SECONDS if self.is_engine else 0.0),
+            idle=settings.idle_seconds,
+            total=settings.total_seconds,
+        )
+        self._probe: Transport = AiohttpTransport(connect=PROBE_SECONDS, first_byte=PROBE_SECONDS, idle=PROBE_SECONDS)
+        self._authorization = self.dialect.headers(self.key.get_secret_value() if self.key else None)
 
-    async def chat(self, body: bytes, request_id: str, tenant: UUID, trace: Mapping[str, str]) -> Reply:
-        """Send a chat completion. Raises UnreachableError or BrokenError."""
-        headers = {"content-type": "application/json", **trace, **self._authorization}
+    async def send(self, request: Request, request_id: str, tenant: UUID, trace: Mapping[str, str]) -> Reply:
+        """Raises UnreachableError or BrokenError."""
+        headers = {**JSON, **trace, **request.headers, **self._authorization}
         if self.is_engine:
             headers[REQUEST_ID_HEADER] = request_id
             headers[TENANT_HEADER] = str(tenant)
-        return await self._transport.send("POST", f"{self._base}/chat/completions", headers, body)
-
-    def body(self, call: Call, model: str, max_output: int | None) -> bytes:
-        """The caller's body with the model's own name; streams are asked for usage whether or not the caller asked.
-
-        `max_output` is set when a budget caps an answer whose length the caller left open.
-        """
-        fields: dict[str, object] = {**call.fields, "model": model}
-        if call.stream:
-            options = msgspec.json.decode(call.fields.get("stream_options", b"{}")) or {}
-            options["include_usage"] = True
-            if self.is_engine:
-                options["continuous_usage_stats"] = True
-            fields["stream_options"] = options
-        if max_output is not None:
-            fields["max_tokens"] = max_output
-            fields.pop("max_completion_tokens", None)
-        return msgspec.json.encode(fields)
+        return await self._transport.send("POST", self._base + request.path, headers, request.body)
 
     async def tokenize(self, call: Call, model: str) -> Reply:
-        """The engine's answer to `POST /tokenize` for this conversation. Raises UnreachableError or BrokenError."""
-        content = msgspec.json.encode({"model": model, "messages": call.fields["messages"]})
-        return await self._transport.send(
-            "POST", f"{self._root}/tokenize", {"content-type": "application/json"}, content
-        )
+        """The engine's answer to `POST /tokenize` for this prompt. Raises UnreachableError or BrokenError."""
+        return await self._transport.send("POST", f"{self._root}/tokenize", JSON, _tokenize_body(call, model, False))
+
+    async def counted(self, call: Call, model: str) -> int | None:
+        """The exact length of a prompt by the upstream's own count, where it is not an engine; None where it has none.
+
+        Raises UnreachableError, BrokenError or MalformedError.
+        """
+        if not isinstance(self.dialect, AnthropicDialect):
+            return None
+        request = self.dialect.count_request(call, model)
+        headers = {**JSON, **request.headers, **self._authorization}
+        answer = await _body(await self._transport.send("POST", self._base + request.path, headers, request.body))
+        return None if answer is None else counted(answer)
+
+    async def block_hashes(self, call: Call, model: str, tenant: UUID) -> list[str] | None:
+        """The prompt's block hashes as the engine has them; None where it does not say, or not soon."""
+        headers = {**JSON, TENANT_HEADER: str(tenant)}
+        with contextlib.suppress(UnreachableError, BrokenError, TimeoutError, msgspec.MsgspecError):
+            async with asyncio.timeout(HASHES_SECONDS):
+                body = _tokenize_body(call, model, True)
+                answer = await _body(await self._probe.send("POST", f"{self._root}/tokenize", headers, body))
+                if answer is not None:
+                    return msgspec.json.decode(answer, type=TokenizeReply).block_hashes
+        return None
+
+    async def block_changes(self, model: str, instance: str, since: int, wait: float) -> BlockChanges | None:
+        """What has changed in the blocks an engine holds since a sequence number of this instance of it.
+
+        Waits for news up to `wait` seconds. None when it does not say. Raises UnreachableError or BrokenError.
+        """
+        query = urlencode({"model": model, "instance": instance, "since": since, "wait": wait})
+        reply = await self._transport.send("GET", f"{self._base}/blocks?{query}", {}, None)
+        answer = await _body(reply)
+        return None if answer is None else msgspec.json.decode(answer, type=BlockChanges)
 
     async def abort(self, request_id: str) -> bool:
         """End a running request of the engine within one step. False when it did not know the id or did not answer."""
         content = msgspec.json.encode({"id": request_id})
-        headers = {"content-type": "application/json"}
         with contextlib.suppress(UnreachableError, BrokenError):
-            reply = await self._probe.send("POST", f"{self._base}/abort", headers, content)
+            reply = await self._probe.send("POST", f"{self._base}/abort", JSON, content)
             await reply.close()
             return reply.status == 200
         return False
 
     async def health(self) -> str | None:
         """None when it can serve, else why not. An upstream that is not ours is only asked whether it answers."""
-        path = f"{self._root}/health" if self.is_engine else f"{self._base}/models"
+        path = self.dialect.health_path
+        url = self._root + path[1:] if path.startswith("//") else self._base + path
         try:
-            reply = await self._probe.send("GET", path, self._authorization, None)
+            reply = await self._probe.send("GET", url, self._authorization, None)
         except (UnreachableError, BrokenError) as error:
             return f"does not answer: {error}"
         await reply.close()
         if reply.status >= 500 or (self.is_engine and reply.status != 200):
             return f"answers {reply.status} to a health check"
+        if reply.status in (401, 403):
+            return f"refuses its key ({reply.status})"
         return None
 
     async def hosted(self) -> set[str] | None:
@@ -107,42 +151,77 @@ class Upstream:
         if not self.is_engine:
             return None
         with contextlib.suppress(UnreachableError, BrokenError, msgspec.MsgspecError):
-            reply = await self._probe.send("GET", f"{self._base}/models", self._authorization, None)
-            try:
-                body = await reply.read()
-            finally:
-                await reply.close()
-            if reply.status == 200:
-                return {entry.id for entry in msgspec.json.decode(body, type=_ModelList).data}
+            answer = await _body(await self._probe.send("GET", f"{self._base}/models", self._authorization, None))
+            if answer is not None:
+                return {entry.id for entry in msgspec.json.decode(answer, type=_ModelList).data}
         return None
+
+    def enter(self) -> None:
+        """A request of whatever model goes there; it ends with `leave`."""
+        self._in_flight += 1
+
+    def leave(self) -> None:
+        self._in_flight -= 1
+        if self._idle is not None and not self._in_flight:
+            self._idle.set()
+
+    async def close_when_idle(self) -> None:
+        """For an upstream that gets no further requests."""
+        if self._in_flight:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+        await self.close()
 
     async def close(self) -> None:
         await self._transport.close()
         await self._probe.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """The request now at an upstream, so that it can be called back."""
+def _dialect(settings: UpstreamSettings) -> Dialect:
+    if settings.kind == "anthropic":
+        return AnthropicDialect()
+    kind = KINDS[settings.kind]
+    usage = settings.usage or UsageSettings(cache=kind.cache, reasoning=kind.reasoning)
+    dialect = VendorUsage(usage.cache, usage.reasoning, reports_cost=kind.reports_cost)
+    return OpenAIDialect(settings.kind, dialect, settings.base_url, stream_options=settings.stream_options)
 
-    upstream: Upstream
-    request_id: str
 
-    async def abort(self) -> bool:
-        """Ask the engine to end it now. False when it cannot be asked or does not know it (yet)."""
-        return self.upstream.is_engine and await self.upstream.abort(self.request_id)
+def _tokenize_body(call: Call, model: str, hashes: bool) -> bytes:
+    fields: dict[str, object] = {name: call.fields[name] for name in TEMPLATE_FIELDS[call.kind] if name in call.fields}
+    if hashes:
+        fields["block_hashes"] = True
+    return msgspec.json.encode({**fields, "model": model})
+
+
+def can_tokenize(call: Call) -> bool:
+    """Whether an engine's /tokenize takes this prompt: a conversation, or one text."""
+    return call.kind == "chat" or (call.kind == "completion" and bytes(call.fields["prompt"]).lstrip()[:1] == b'"')
+
+
+async def _body(reply: Reply) -> bytes | None:
+    """The body of a 200, None of anything else."""
+    try:
+        return await reply.read() if reply.status == 200 else None
+    finally:
+        await reply.close()
 
 
 def prompt_upper_bound(call: Call, context: int | None) -> PromptSize:
     """For an upstream whose tokenizer we do not have: no byte-level tokenizer makes more tokens than there are bytes.
 
-    Every byte of the messages' and tools' JSON counts as a token, and the template gets TEMPLATE_TOKENS a message.
-    Media parts have no such bound: callers must not use it for them.
+    Every byte of the prompt's and tools' JSON counts as a token, and the template gets TEMPLATE_TOKENS a message and
+    TOOL_TOKENS where there are tools.
+    Media parts have no such bound: callers must not use it for them. The prompt may be much shorter than its bound, so
+    all of the context may be left for the output.
     """
-    size = sum(len(bytes(call.fields[name])) for name in ("messages", "tools") if name in call.fields)
-    return PromptSize(size + TEMPLATE_TOKENS * (len(call.messages) + 1), context)
+    names = ("messages", "system", "prompt", "input", "instructions", "tools")
+    bodies = (call.fields, call.original or {})  # either may be what is sent
+    size = max(sum(len(bytes(body[name])) for name in names if name in body) for body in bodies)
+    around = TEMPLATE_TOKENS * (len(call.messages) + 1) + (TOOL_TOKENS if call.has_tools else 0)
+    bound = size + around
+    return PromptSize(bound if context is None else min(bound, context), context)
 
 
 def engine_prompt_size(body: bytes) -> PromptSize:
     reply = msgspec.json.decode(body, type=TokenizeReply)
-    return PromptSize(reply.count, reply.max_model_len)
+    return PromptSize(reply.count, max(reply.max_model_len - reply.count, 0))

@@ -55,7 +55,7 @@ def test_a_broken_configuration(tmp_path: Path) -> None:
 def test_a_part_that_dies_while_starting_is_shown_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "farthing.toml").write_text(
-        '[roles]\nsmall = "a"\nlarge = "a"\n[models.a]\nupstream = "none"\n'
+        '[roles]\nsmall = "a"\nlarge = "a"\n[models.a]\nupstreams = ["none"]\n'
     )
     refused(Stack(tmp_path / "data", "--no-engine"), "gateway stopped while starting", "logs/gateway.log", "upstream")
 

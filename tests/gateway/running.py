@@ -45,10 +45,13 @@ def configuration(upstream_url: str, database_url: str, data_dir: Path) -> dict[
             "hosted": {"kind": "openai", "base_url": upstream_url, "connect_window_seconds": 1.0},
         },
         "models": {
-            "tiny": {"upstream": "engine", "price": price},
-            "big": {"upstream": "engine", "price": price},
-            "gratis": {"upstream": "engine"},
-            "hosted": {"upstream": "hosted", "upstream_model": "vendor-1", "price": price, "cost": price},
+            "tiny": {"upstreams": ["engine"], "price": price},
+            "big": {"upstreams": ["engine"], "price": price},
+            "gratis": {"upstreams": ["engine"]},
+            "hosted": {
+                "upstreams": [{"upstream": "hosted", "upstream_model": "vendor-1", "cost": price}],
+                "price": price,
+            },
         },
     }
 

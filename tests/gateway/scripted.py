@@ -49,6 +49,11 @@ class Connection:
     """The server's side of one request."""
 
     writer: asyncio.StreamWriter
+    reader: asyncio.StreamReader
+
+    async def left(self) -> None:
+        """Return when the other side has closed the connection."""
+        await self.reader.read()
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -91,11 +96,12 @@ def _object(kind: str) -> dict[str, Any]:
 
 @dataclass
 class Scripted:
-    """`script` answers chat completions; everything else is the engine's. `requests` keeps what came in."""
+    """`script` answers chat completions, `paths` other paths; the rest is the engine's. `requests`: what came in."""
 
     words: list[str] = field(default_factory=lambda: ["Hello", " ", "world"])
     pause: float = 0.0
     script: Script | None = None
+    paths: dict[str, Script] = field(default_factory=dict)
     abortable: bool = True
     healthy: bool = True
     loaded: list[str] | None = None
@@ -132,7 +138,7 @@ class Scripted:
         try:
             while request := await _read_request(reader):
                 self.requests.append(request)
-                await self._answer(request, Connection(writer))
+                await self._answer(request, Connection(writer, reader))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -140,7 +146,9 @@ class Scripted:
             writer.close()
 
     async def _answer(self, request: Request, connection: Connection) -> None:
-        if request.path.endswith("/chat/completions"):
+        if request.path in self.paths:
+            await self.paths[request.path](request, connection)
+        elif request.path.endswith("/chat/completions"):
             await (self.script or self.chat)(request, connection)
         elif request.path == "/tokenize":
             await connection.json({"count": PROMPT_FRESH + PROMPT_CACHED, "max_model_len": CONTEXT, "tokens": []})

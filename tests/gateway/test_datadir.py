@@ -92,19 +92,19 @@ def test_a_configuration_that_is_a_folder(tmp_path: Path) -> None:
         datadir.configuration(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"models = { }", b'models = { a = { upstream = "engine" } }\n'])
+@pytest.mark.parametrize("content", [b"models = { }", b'models = { a = { upstreams = ["engine"] } }\n'])
 def test_a_model_is_never_appended_where_it_would_break_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "farthing.toml"
     path.write_bytes(content)
     served = {"small": "a", "large": "odd.name"}
-    with pytest.raises(DataDirError, match=r'Add "[a-z.]+" = \{ upstream = "engine" \} to `models` by hand'):
+    with pytest.raises(DataDirError, match=r'Add "[a-z.]+" = \{ upstreams = \["engine"\] \} to `models` by hand'):
         add_missing_models(served, tomllib.loads(content.decode()), path)
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[models]", b"models.a.context = 5", b"[models.a]\r\nupstream = 'engine'", b"[models]\na.price = {}\n"],
+    [b"", b"[models]", b"models.a.context = 5", b"[models.a]\r\nupstreams = ['engine']", b"[models]\na.price = {}\n"],
 )
 @pytest.mark.parametrize("model", ["b", 'odd "name".v1', "ä😀"])
 def test_an_appended_model_is_read_as_that(tmp_path: Path, content: bytes, model: str) -> None:
@@ -119,7 +119,7 @@ def test_an_appended_model_is_read_as_that(tmp_path: Path, content: bytes, model
     datadir.add_model(path, config, "second")
     assert real.read_bytes().startswith(content)
     assert tomllib.loads(path.read_text(encoding="utf-8")) == config
-    assert config["models"] == {**before, model: {"upstream": "engine"}, "second": {"upstream": "engine"}}
+    assert config["models"] == {**before, model: {"upstreams": ["engine"]}, "second": {"upstreams": ["engine"]}}
     assert path.is_symlink() and real.stat().st_mode & 0o777 == 0o640
 
 

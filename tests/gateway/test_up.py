@@ -54,4 +54,4 @@ def test_a_model_that_is_not_configured_is_added_without_a_price(tmp_path: Path)
         **(found | {"roles": served, "database_url": "postgresql://x/x", "admin_key_hash": "0" * 64, "data_dir": "/x"})
     )
     assert settings.models[served["small"]].price is None
-    assert settings.models[served["small"]].upstream == "engine"
+    assert [t.upstream for t in settings.models[served["small"]].upstreams] == ["engine"]

@@ -78,7 +78,7 @@ async def test_a_hang_ends_with_the_read_timeout(settings: dict[str, Any], upstr
     async def hang(_: Request, connection: Connection) -> None:
         await connection.writer.wait_closed()
 
-    settings["upstreams"]["engine"]["read_timeout_seconds"] = 0.3
+    settings["upstreams"]["engine"]["first_byte_seconds"] = 0.3
     upstream.script = hang
     async with running_gateway(settings) as gateway:
         answers = await asyncio.gather(*(gateway.chat() for _ in range(10)))
