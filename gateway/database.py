@@ -16,7 +16,13 @@ SECONDS = 3.0
 def connect(url: str) -> AsyncEngine:
     """A pool that checks a connection before handing it out, so a restarted server costs no request."""
     return create_async_engine(
-        url, pool_pre_ping=True, pool_size=10, max_overflow=20, pool_timeout=SECONDS, connect_args={"timeout": SECONDS}
+        url,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=20,
+        pool_timeout=SECONDS,
+        connect_args={"timeout": SECONDS},
+        hide_parameters=True,  # errors are logged, and what callers sent is among the parameters
     )
 
 

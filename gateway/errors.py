@@ -1,6 +1,31 @@
-"""What the gateway says when it cannot answer: one exception a kind of ending, each with a sentence for the caller."""
+"""What the gateway says when it cannot answer: one exception a kind of ending, each with a sentence for the caller.
 
+Refusals by a budget or a limit have one shape: 402 or 429, `outcome` "refused", a message that names the scope and its
+limit, and one header that says whether asking again helps: `Retry-After` with seconds, or `x-should-retry: false`. The
+vendors' SDKs obey both; without them they would send a refused request three times.
+"""
+
+import math
+
+from billing.leases import BudgetError, BudgetExhausted, LimitExceeded, OtherCurrencyError, UnpricedError
 from billing.records import Status
+
+LONGEST_RETRY_SECONDS = 60
+"""The vendors' SDKs obey no longer Retry-After: they would ask again within seconds instead."""
+NO_RETRY = {"x-should-retry": "false"}
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 
 class ClientGoneError(Exception):
@@ -11,6 +36,8 @@ class ApiError(Exception):
     """An answer that is an error. Wire formats turn it into their own shape; the pipeline into the operation's row.
 
     `outcome` is the row's status: `invalid` (the request is wrong), `refused` (budget, limit, price), `upstream_error`.
+    `type` is OpenAI's error type, by default the one that goes with the status. `noted` is what the ledger may keep:
+    the message, unless that quotes an upstream, which may quote the prompt.
     """
 
     def __init__(
@@ -22,6 +49,8 @@ class ApiError(Exception):
         param: str | None = None,
         outcome: Status = "invalid",
         headers: dict[str, str] | None = None,
+        type: str | None = None,
+        noted: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -30,20 +59,29 @@ class ApiError(Exception):
         self.param = param
         self.outcome: Status = outcome
         self.headers = headers or {}
+        self.type = type or _openai_type(status)
+        self.noted = message if noted is None else noted
 
     @property
-    def type(self) -> str:
-        """OpenAI's error type."""
-        if self.status >= 500:
-            return "server_error"
-        return "insufficient_quota" if self.status == 402 else "invalid_request_error"
+    def anthropic_type(self) -> str:
+        """Anthropic's error type."""
+        return _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+
+
+def _openai_type(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return {402: "insufficient_quota", 429: "requests"}.get(status, "invalid_request_error")
 
 
 class UpstreamReplyError(ApiError):
     """The upstream's own error answer, handed to the caller as it came."""
 
-    def __init__(self, status: int, body: bytes, message: str, headers: dict[str, str]) -> None:
-        super().__init__(status, None, message, outcome="invalid", headers=headers)
+    def __init__(
+        self, status: int, body: bytes, message: str, headers: dict[str, str], noted: str | None = None
+    ) -> None:
+        noted = noted or f"the upstream answered {status}"
+        super().__init__(status, None, message, outcome="invalid", headers=headers, noted=noted)
         self.body = body
 
 
@@ -52,3 +90,37 @@ def unavailable(what: str, *, retry_after: int = 2) -> ApiError:
     message = f"{what} Try again in {retry_after} seconds."
     headers = {"retry-after": str(retry_after)}
     return ApiError(503, "service_unavailable", message, outcome="upstream_error", headers=headers)
+
+
+_BUDGET_REFUSALS: dict[type[BudgetError], tuple[str, str]] = {
+    BudgetExhausted: ("insufficient_quota", "Lower max_tokens, or ask your operator to raise the budget."),
+    UnpricedError: ("unpriced_model", "Choose another model, or ask your operator for a price."),
+    OtherCurrencyError: ("budget_currency", "Ask your operator to remove it and to set one in that currency."),
+}
+"""Code of the error and what the caller can do."""
+
+
+def budget_refusal(error: BudgetError) -> ApiError:
+    """402 for a budget's refusal."""
+    code, advice = _BUDGET_REFUSALS[type(error)]
+    text = f"Refused: {error}{_whose(error)}. {advice}"
+    return ApiError(402, code, text, outcome="refused", headers=dict(NO_RETRY))
+
+
+def limit_refusal(error: LimitExceeded) -> ApiError:
+    """429 for a rate limit's refusal."""
+    if error.retry_after is None:
+        advice = "Waiting does not help: send less at once, or ask your operator to raise the limit."
+        headers = dict(NO_RETRY)
+    else:
+        seconds = max(math.ceil(error.retry_after), 1)
+        advice = f"Try again in {seconds} second{'s' if seconds > 1 else ''}."
+        headers = {"retry-after": str(seconds)} | (NO_RETRY if seconds > LONGEST_RETRY_SECONDS else {})
+    text = f"Refused: {error}{_whose(error)}. {advice}"
+    kind = "tokens" if error.kind == "tokens" else "requests"
+    return ApiError(429, "rate_limit_exceeded", text, outcome="refused", headers=headers, type=kind)
+
+
+def _whose(error: BudgetError | LimitExceeded) -> str:
+    """Which tag or model; the ids of orgs, teams, users and keys say nothing to a caller."""
+    return f" ({error.scope_kind} {error.scope_id})" if error.scope_kind in ("tag", "model") else ""

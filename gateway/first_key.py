@@ -1,7 +1,5 @@
 """The key that `farthing up` hands out: one person needs no user administration to send a first request."""
 
-from datetime import UTC, datetime
-
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import people
@@ -16,10 +14,7 @@ async def working_key(connection: AsyncConnection, known: str | None) -> str:
     """
     if known is not None:
         principal = await people.find_key(connection, known)
-        expired = (
-            principal is not None and principal.expires_at is not None and principal.expires_at <= datetime.now(UTC)
-        )
-        if principal is not None and principal.revoked_at is None and not expired:
+        if principal is not None and principal.ended() is None:
             return known
     org_id = await people.find_org(connection, NAME)
     team_id = None

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import structlog
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -44,10 +45,6 @@ def configure_logs() -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
-_NO_WORDS = {"record_exception": False, "set_status_on_exception": False}
-"""Errors quote: an upstream's answer that is one may hold the prompt."""
-
-
 class Tracing:
     """Spans go out when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it nothing is made of them.
 
@@ -67,11 +64,19 @@ class Tracing:
         if self._tracer is None:
             return _OFF
         attributes = {"farthing.operation_id": str(identifier)}
-        context = propagate.extract(headers)
-        return self._tracer.start_as_current_span("operation", context, attributes=attributes, **_NO_WORDS)
+        return self._start(self._tracer, "operation", propagate.extract(headers), attributes)
 
     def span(self, name: str) -> contextlib.AbstractContextManager[Span | None]:
-        return _OFF if self._tracer is None else self._tracer.start_as_current_span(name, **_NO_WORDS)
+        return _OFF if self._tracer is None else self._start(self._tracer, name)
+
+    @staticmethod
+    def _start(
+        tracer: trace.Tracer, name: str, context: Context | None = None, attributes: Mapping[str, str] | None = None
+    ) -> contextlib.AbstractContextManager[Span]:
+        """A span without the words of what fails in it: an upstream's error may quote the prompt."""
+        return tracer.start_as_current_span(
+            name, context, attributes=attributes, record_exception=False, set_status_on_exception=False
+        )
 
     def outgoing(self, identifier: UUID, headers: Mapping[str, str]) -> dict[str, str]:
         """W3C headers for the upstream."""

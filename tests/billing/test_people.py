@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import people
 from billing.ids import new_id
+from billing.restrictions import RestrictionError, Restrictions, networks
 
 
 async def test_a_key_speaks_for_its_user_and_the_users_team(conn: AsyncConnection) -> None:
@@ -41,7 +42,8 @@ async def test_only_the_hash_and_eight_characters_are_stored(conn: AsyncConnecti
     assert key.secret.startswith("fk-")
     assert len(key.secret) == len("fk-") + 43  # 32 bytes in unpadded base64
     assert key.prefix == key.secret[:8]
-    row = (await conn.execute(text("SELECT * FROM api_key"))).mappings().one()
+    query = text("SELECT * FROM api_key JOIN key_secret ON key_id = id")
+    row = (await conn.execute(query)).mappings().one()
     assert row["hash"] == hashlib.sha256(key.secret.encode()).digest()
     assert key.secret not in repr(dict(row))
     assert key.secret[8:] not in repr(dict(row))
@@ -71,6 +73,57 @@ async def test_lists_show_prefixes_by_organisation(conn: AsyncConnection) -> Non
     one, two = await people.create_key(conn, acme, "one"), await people.create_key(conn, other, "two")
     assert [(key.key_id, key.prefix) for key in await people.list_keys(conn, acme)] == [(one.id, one.prefix)]
     assert [key.key_id for key in await people.list_keys(conn)] == [one.id, two.id]
+
+
+async def test_restrictions_are_kept_and_replaced(conn: AsyncConnection) -> None:
+    org = await people.create_org(conn, "acme")
+    narrow = Restrictions(
+        models=frozenset({"auto", "tiny"}),
+        routes=frozenset({"messages"}),
+        networks=networks(["10.0.0.0/8", "2001:db8::1"]),
+        tags={"scenario": "chat"},
+        may_attribute=True,
+    )
+    key = await people.create_key(conn, org, "k", restrictions=narrow)
+    other = await people.create_key(conn, org, "k")
+
+    async def restrictions(secret: str) -> Restrictions:
+        found = await people.find_key(conn, secret)
+        assert found is not None
+        return Restrictions(**{name: getattr(found, name) for name in Restrictions.__struct_fields__})
+
+    assert await restrictions(key.secret) == narrow
+    wider = Restrictions(routes=frozenset({"files", "batches"}))
+    assert await people.restrict_key(conn, key.id, wider)
+    assert await restrictions(key.secret) == wider
+    assert await restrictions(other.secret) == people.UNRESTRICTED
+    with pytest.raises(RestrictionError, match="no route 'x'"):
+        await people.restrict_key(conn, key.id, Restrictions(routes=frozenset({"x"})))
+    assert await restrictions(key.secret) == wider
+    assert not await people.restrict_key(conn, new_id(), wider)
+
+
+async def test_secrets_are_rotated_one_after_the_other(conn: AsyncConnection) -> None:
+    org = await people.create_org(conn, "acme")
+    first = await people.create_key(conn, org, "k")
+    second = await people.rotate_key(conn, first.id, timedelta(hours=1))
+    third = await people.rotate_key(conn, first.id, timedelta(hours=24))
+    assert second is not None and third is not None
+    found = await people.find_keys(conn, [people.key_hash(key.secret) for key in (first, second, third)])
+    ends = [found[people.key_hash(key.secret)].replaced_at for key in (first, second, third)]
+    assert ends[0] is not None and ends[1] is not None and ends[2] is None
+    assert ends[1] - ends[0] == timedelta(hours=23), "a later rotation lengthens nothing"
+    assert {principal.key_id for principal in found.values()} == {first.id}
+    info = await people.get_key(conn, third.prefix)
+    assert (info.key_id, info.replaces_until) == (first.id, ends[1])
+    assert await people.rotate_key(conn, first.id, timedelta(0)) is not None
+    old = await people.find_key(conn, third.secret)
+    assert old is not None and old.ended() == "replaced"
+    assert await people.rotate_key(conn, new_id(), timedelta(0)) is None
+    await people.revoke_key(conn, first.id)
+    with pytest.raises(people.PeopleError, match="revoked; make a new one"):
+        await people.rotate_key(conn, first.id, timedelta(0))
+    assert (await people.get_key(conn, str(first.id))).prefix != third.prefix
 
 
 async def test_bad_names_and_strangers_are_refused_and_the_transaction_goes_on(conn: AsyncConnection) -> None:

@@ -1,0 +1,143 @@
+"""Whatever the wire format and whoever pays: refused once exhausted, in one shape, and asked for once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIStatusError, AsyncOpenAI, RateLimitError
+
+from billing.budgets import set_budget
+from billing.limits import set_limit
+from billing.people import restrict_key
+from billing.restrictions import Restrictions
+from tests.gateway.running import CHAT, Gateway
+from tests.gateway.scripted import Scripted
+
+SCOPES = ("org", "team", "user", "key", "model", "tag of the key", "tag in a header", "user in the body")
+TAGS = {"tag of the key": "scenario=chat", "tag in a header": "feature=search", "user in the body": "user=eve"}
+
+_TURN = [{"role": "user", "content": "hi"}]
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": _TURN, "max_tokens": 5, "user": "eve"},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 5, "user": "eve"},
+    "/v1/embeddings": {"input": "hi", "user": "eve"},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 16, "user": "eve"},
+    "/v1/messages": {"messages": _TURN, "max_tokens": 5, "metadata": {"user_id": "eve"}},
+}
+
+
+@pytest.fixture
+async def tagged(gateway: Gateway) -> AsyncIterator[Gateway]:
+    """A gateway whose key has a tag and lets its callers choose more."""
+    async with gateway.engine.begin() as connection:
+        allowed = Restrictions(tags={"scenario": "chat"}, may_attribute=True)
+        await restrict_key(connection, gateway.people.key, allowed)
+    await on_its_way()
+    yield gateway
+
+
+async def on_its_way() -> None:
+    """Until the gateway has heard of a change."""
+    await asyncio.sleep(0.4)
+
+
+def scope(gateway: Gateway, name: str) -> tuple[Any, str]:
+    """(kind, id)"""
+    if name in TAGS:
+        return "tag", TAGS[name]
+    return name, "tiny" if name == "model" else str(getattr(gateway.people, name))
+
+
+async def ask(gateway: Gateway, route: str, **changes: Any) -> httpx.Response:
+    body = {"model": "tiny", **ROUTES[route], **changes}
+    return await gateway.http.post(route, json=body, headers={"x-farthing-tags": "feature=search"})
+
+
+def error(answer: httpx.Response) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()["error"]
+    return found
+
+
+@pytest.mark.parametrize("name", SCOPES)
+async def test_every_route_by_every_way_of_attribution(tagged: Gateway, upstream: Scripted, name: str) -> None:
+    for route in ROUTES:
+        assert (await ask(tagged, route)).status_code not in (402, 429), "so it is the budget that refuses below"
+    kind, identifier = scope(tagged, name)
+    async with tagged.engine.begin() as connection:
+        await set_budget(connection, kind, identifier, "none", Decimal("0.00001"), currency="USD")
+    await on_its_way()
+    asked = len(upstream.requests)
+    for route in ROUTES:
+        for stream in (False, True) if route != "/v1/embeddings" else (False,):
+            answer = await ask(tagged, route, **({"stream": True} if stream else {}))
+            assert answer.status_code == 402, (route, stream, answer.text)
+            assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
+            assert f"the {kind}'s budget of 0.00001 USD" in error(answer)["message"]
+            assert (kind not in ("tag", "model")) or f"({kind} {identifier})" in error(answer)["message"]
+            expected = "billing_error" if route == "/v1/messages" else "insufficient_quota"
+            assert error(answer)["type"] == expected
+    assert not [request for request in upstream.requests[asked:] if request.path != "/tokenize"]
+    rows = await tagged.rows(len(ROUTES) + 2 * len(ROUTES) - 1)
+    refused = [row for row in rows if row["status"] == "refused"]
+    assert len(refused) == 2 * len(ROUTES) - 1
+    assert {(row["http_status"], row["billed"], len(row["attempts"])) for row in refused} == {(402, 0, 0)}
+    assert {row["api"] for row in refused} == {
+        "chat.completions",
+        "completions",
+        "embeddings",
+        "responses",
+        "messages",
+    }
+
+
+@pytest.mark.parametrize("name", ["key", "tag in a header", "model"])
+async def test_a_limit_refuses_on_every_route(tagged: Gateway, upstream: Scripted, name: str) -> None:
+    kind, identifier = scope(tagged, name)
+    async with tagged.engine.begin() as connection:
+        await set_limit(connection, kind, identifier, "requests", 1)
+    await on_its_way()
+    assert (await ask(tagged, "/v1/chat/completions")).status_code == 200
+    asked = len(upstream.chats)
+    for route in ROUTES:
+        answer = await ask(tagged, route)
+        assert answer.status_code == 429, (route, answer.text)
+        assert 1 <= int(answer.headers["retry-after"]) <= 60 and "x-should-retry" not in answer.headers
+        message = error(answer)["message"]
+        assert f"the {kind}'s limit of 1 requests a minute" in message and "Try again in" in message
+        assert error(answer)["type"] == ("rate_limit_error" if route == "/v1/messages" else "requests")
+    assert len(upstream.chats) == asked
+
+
+async def test_a_call_that_can_never_fit_is_not_told_to_wait(tagged: Gateway) -> None:
+    async with tagged.engine.begin() as connection:
+        await set_limit(connection, "key", tagged.people.key, "tokens", 12)
+    await on_its_way()
+    answer = await ask(tagged, "/v1/chat/completions")  # 10 of the prompt and 5 to come
+    assert (answer.status_code, error(answer)["type"]) == (429, "tokens")
+    assert error(answer)["code"] == "rate_limit_exceeded" and "Waiting does not help" in error(answer)["message"]
+    assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
+
+
+async def test_the_sdk_asks_once_where_money_has_run_out(tagged: Gateway) -> None:
+    async with tagged.engine.begin() as connection:
+        await set_budget(connection, "key", tagged.people.key, "none", Decimal("0.00001"), currency="USD")
+    await on_its_way()
+    client = AsyncOpenAI(base_url=f"{tagged.url}/v1", api_key=tagged.people.secret)
+    with pytest.raises(APIStatusError) as refused:
+        await client.chat.completions.create(**CHAT)
+    assert (refused.value.status_code, refused.value.code) == (402, "insufficient_quota")
+    await tagged.row()
+
+
+async def test_the_sdk_asks_once_where_waiting_does_not_help(tagged: Gateway) -> None:
+    async with tagged.engine.begin() as connection:
+        await set_limit(connection, "key", tagged.people.key, "requests", 0)
+    await on_its_way()
+    client = AsyncOpenAI(base_url=f"{tagged.url}/v1", api_key=tagged.people.secret)
+    with pytest.raises(RateLimitError) as limited:
+        await client.chat.completions.create(**CHAT)
+    assert limited.value.code == "rate_limit_exceeded"
+    await tagged.row()
