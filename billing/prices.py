@@ -16,6 +16,8 @@ from billing.records import TokenClasses, refuse_bad_money
 from billing.tables import price_version
 
 Book = Literal["sale", "cost"]
+Tier = Literal["standard", "batch"]
+"""`batch`: what the lines of a batch are billed, for a model that has such a price."""
 
 _LOCK = 0x6661727468_03  # "farth", 3: one seeder at a time
 
@@ -31,6 +33,7 @@ class PriceTerms(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     upstream: str = ""
     """Empty on a sale price: a user pays the same wherever the call ran."""
+    tier: Tier = "standard"
     currency: str
     input_fresh: Decimal | None = None
     input_cached: Decimal | None = None
@@ -50,6 +53,8 @@ class PriceTerms(msgspec.Struct, frozen=True, kw_only=True):
         )
         if (self.book == "sale") != (self.upstream == ""):
             raise ValueError("a sale price names no upstream, a cost names one")
+        if self.book == "cost" and self.tier != "standard":
+            raise ValueError("only a sale price has a batch tier: what an upstream costs is no different for batches")
 
     @property
     def unpriced(self) -> bool:
@@ -69,25 +74,31 @@ class PriceBook:
     """The prices in force when it was loaded."""
 
     def __init__(self, prices: Iterable[Price]) -> None:
-        self._prices = {(p.book, p.model, p.upstream): p for p in prices if not p.unpriced}
+        self._prices = {(p.book, p.model, p.upstream, p.tier): p for p in prices if not p.unpriced}
 
-    def sale(self, model: str) -> Price | None:
-        """What a user is billed for `model`; None when it is unpriced."""
-        return self._prices.get(("sale", model, ""))
+    def sale(self, model: str, tier: Tier = "standard") -> Price | None:
+        """What a user is billed for `model`; None when it is unpriced. Without a batch price the standard one holds."""
+        found = self._prices.get(("sale", model, "", tier))
+        return found if found is not None or tier == "standard" else self.sale(model)
 
     def cost(self, model: str, upstream: str) -> Price | None:
         """What `model` costs on `upstream`; None when nobody said."""
-        return self._prices.get(("cost", model, upstream))
+        return self._prices.get(("cost", model, upstream, "standard"))
+
+    def current(self, terms: PriceTerms) -> Price | None:
+        """The price in force that a change of `terms` would replace."""
+        return self._prices.get((terms.book, terms.model, terms.upstream, terms.tier))
 
 
 async def load(conn: AsyncConnection) -> PriceBook:
     """The latest version of each price that is in force now, by the database's clock."""
     columns = price_version.c
+    which = (columns.book, columns.model, columns.upstream, columns.tier)
     rows = await conn.execute(
         select(price_version)
-        .ext(distinct_on(columns.book, columns.model, columns.upstream))
+        .ext(distinct_on(*which))
         .where(columns.effective_at <= func.clock_timestamp())
-        .order_by(columns.book, columns.model, columns.upstream, columns.effective_at.desc())
+        .order_by(*which, columns.effective_at.desc())
     )
     return PriceBook(Price(**row) for row in rows.mappings())
 
@@ -110,7 +121,7 @@ async def seed(conn: AsyncConnection, wanted: Iterable[PriceTerms]) -> list[Pric
     book = await load(conn)
     changed = []
     for terms in wanted:
-        current = book.sale(terms.model) if terms.book == "sale" else book.cost(terms.model, terms.upstream)
+        current = book.current(terms)
         if terms.unpriced if current is None else terms == _terms_of(current):
             continue
         # clock_timestamp, not now(): a second change inside one transaction is a later version, not a duplicate

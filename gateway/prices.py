@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.prices import Book, PriceBook, PriceTerms, load, seed
+from billing.prices import PriceBook, PriceTerms, load, seed
 from gateway.database import reachable
 from gateway.errors import ApiError, unavailable
 from gateway.settings import Settings
@@ -27,21 +27,22 @@ def configured(settings: Settings) -> list[PriceTerms]:
     """
     terms = []
     for name, model in settings.models.items():
-        upstream = settings.upstreams[model.upstream]
-        price = model.price.complete() if model.price is not None else {}
-        terms.append(_terms("sale", name, "", settings.currency, price))
-        cost: Mapping[str, Decimal | None] = {}
-        if upstream.kind == "engine" and upstream.device_price_per_hour is not None:
-            cost = {"device_hour": upstream.device_price_per_hour}
-        elif model.cost is not None:
-            cost = model.cost.complete()
-        terms.append(_terms("cost", name, model.upstream, settings.currency, cost))
+        for tier, sale in (("standard", model.price), ("batch", model.batch_price)):
+            price = sale.complete() if sale is not None else {}
+            terms.append(_terms(settings, price, book="sale", model=name, tier=tier))
+        for target in model.upstreams:
+            upstream = settings.upstreams[target.upstream]
+            cost: Mapping[str, Decimal | None] = {}
+            if upstream.kind == "engine" and upstream.device_price_per_hour is not None:
+                cost = {"device_hour": upstream.device_price_per_hour}
+            elif target.cost is not None:
+                cost = target.cost.complete()
+            terms.append(_terms(settings, cost, book="cost", model=name, upstream=target.upstream))
     return terms
 
 
-def _terms(book: Book, model: str, upstream: str, currency: str, prices: Mapping[str, Decimal | None]) -> PriceTerms:
-    names = {"book": book, "model": model, "upstream": upstream, "currency": currency}
-    return msgspec.convert({**names, **prices}, PriceTerms)
+def _terms(settings: Settings, prices: Mapping[str, Decimal | None], **names: str) -> PriceTerms:
+    return msgspec.convert({"currency": settings.currency, **names, **prices}, PriceTerms)
 
 
 class Prices:
@@ -59,6 +60,17 @@ class Prices:
         if self._book is None:
             raise unavailable("The price book is not loaded yet: the ledger's database has not answered.")
         return self._book
+
+    async def apply(self, settings: Settings) -> None:
+        """Make another configuration's prices the ones in force; returns when they are. Raises ApiError 503.
+
+        Raises ValueError on a price the book would not take.
+        """
+        wanted = configured(settings)
+        async with reachable(), self._engine.begin() as connection:
+            await seed(connection, wanted)
+            self._book = await load(connection)
+        self._configured = wanted
 
     async def run(self) -> None:
         """Seed, then keep the book fresh, for ever; outlives a database that is away."""

@@ -64,6 +64,22 @@ async def test_a_book_tells_sale_from_cost_and_upstreams_apart(conn: AsyncConnec
     assert book.cost("small", "nowhere") is None
 
 
+async def test_a_batch_tier_beside_the_standard_one(conn: AsyncConnection) -> None:
+    half = msgspec.structs.replace(SMALL, tier="batch", input_fresh=Decimal("0.025"))
+    assert await prices.seed(conn, [SMALL, half]) == [SMALL, half]
+    assert await prices.seed(conn, [SMALL, half]) == []
+    book = await prices.load(conn)
+    standard, batch = book.sale("small"), book.sale("small", "batch")
+    assert standard is not None
+    assert batch is not None
+    assert (standard.input_fresh, batch.input_fresh) == (Decimal("0.05"), Decimal("0.025"))
+    assert standard.id != batch.id
+    none = PriceTerms(book="sale", model="small", tier="batch", currency="USD")
+    assert await prices.seed(conn, [SMALL, none]) == [none]
+    assert (await prices.load(conn)).sale("small", "batch") == standard, "the standard one holds"
+    assert (await prices.load(conn)).sale("large", "batch") is None
+
+
 @pytest.mark.parametrize("amount", ["1E-30", "123456789012345678901234567890.123456789012345678901234567890"])
 async def test_prices_keep_all_their_digits(conn: AsyncConnection, amount: str) -> None:
     await prices.seed(conn, [msgspec.structs.replace(SMALL, output_text=Decimal(amount))])
@@ -77,5 +93,7 @@ def test_terms_that_make_no_sense_are_refused() -> None:
         msgspec.structs.replace(SMALL, upstream="engine")
     with pytest.raises(ValueError, match="a cost names one"):
         msgspec.structs.replace(SMALL_COST, upstream="")
+    with pytest.raises(ValueError, match="only a sale price has a batch tier"):
+        msgspec.structs.replace(SMALL_COST, tier="batch")
     with pytest.raises(ValueError, match="device_hour is -1"):
         msgspec.structs.replace(SMALL_COST, device_hour=Decimal(-1))
