@@ -1,10 +1,12 @@
 """The gateway in front of the real engine process and the real small model."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
 import re
+import struct
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import AsyncAnthropic
 
 from billing.budgets import set_budget
 from tests.gateway.running import Gateway, configuration, running_gateway
@@ -71,7 +74,7 @@ async def engine(small_model: Path) -> AsyncIterator[Engine]:
 async def gateway(engine: Engine, database_url: str, tmp_path: Path) -> AsyncIterator[Gateway]:
     name = await engine.ready()
     settings: dict[str, Any] = configuration(engine.url, database_url, tmp_path)
-    settings["models"]["tiny"]["upstream_model"] = name
+    settings["models"]["tiny"]["upstreams"] = [{"upstream": "engine", "upstream_model": name}]
     settings["upstreams"]["engine"]["connect_window_seconds"] = 60.0
     async with running_gateway(settings) as running:
         yield running
@@ -206,3 +209,48 @@ async def test_the_engine_killed_before_it_answered_and_restarted(gateway: Gatew
     assert whole.json()["usage"]["completion_tokens"] > 0 and stream.text.endswith("data: [DONE]\n\n")
     for row in await gateway.rows(2):
         assert (row["status"], [a["status"] for a in row["attempts"]]) == ("ok", ["upstream_error", "ok"])
+
+
+async def test_anthropic_s_client_and_its_exact_count(gateway: Gateway) -> None:
+    messages: Any = QUESTION
+    async with AsyncAnthropic(base_url=gateway.url, api_key=gateway.people.secret, max_retries=0) as client:
+        count = (await client.messages.count_tokens(model="tiny", messages=messages, system="Be brief.")).input_tokens
+        async with client.messages.stream(
+            model="tiny", messages=messages, system="Be brief.", max_tokens=8, extra_body={"temperature": 0}
+        ) as events:
+            first = await anext(aiter(events))
+            message = await events.get_final_message()
+        whole = await client.messages.create(
+            model="tiny", messages=messages, system="Be brief.", max_tokens=8, extra_body={"temperature": 0, "top_k": 5}
+        )
+    assert first.type == "message_start"
+    for usage in (first.message.usage, message.usage, whole.usage):
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == count
+    assert message.stop_reason == "max_tokens" and message.usage.output_tokens == 8
+    assert message.content[0].type == "text" and whole.content[0].type == "text"
+    assert message.content[0].text == whole.content[0].text
+
+
+async def test_openai_s_other_formats(gateway: Gateway) -> None:
+    sdk = gateway.sdk
+    async with sdk.responses.stream(
+        model="tiny", input="Name three colours.", instructions="Be brief.", max_output_tokens=8, temperature=0
+    ) as events:
+        response = [event async for event in events][-1].response  # type: ignore[union-attr]
+    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    chat = await sdk.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name three colours."}],
+        max_tokens=8,
+        temperature=0,
+    )
+    assert response.output_text == chat.choices[0].message.content
+    text = await sdk.completions.create(model="tiny", prompt="Red, green,", max_tokens=4, temperature=0)
+    assert text.choices[0].text and text.usage is not None and text.usage.completion_tokens == 4
+    numbers = [
+        await sdk.embeddings.create(model="tiny", input="a", encoding_format=form) for form in ("float", "base64")
+    ]
+    plain, packed = (reply.data[0].embedding for reply in numbers)
+    assert plain == pytest.approx(list(struct.unpack(f"<{len(plain)}f", base64.b64decode(str(packed)))), abs=1e-6)
+    rows = await gateway.rows(5)
+    assert {row["status"] for row in rows} == {"ok"}
