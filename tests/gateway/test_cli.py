@@ -40,7 +40,7 @@ def test_help_is_quick_and_names_every_command() -> None:
     began = time.monotonic()
     result = farthing("--help")
     assert time.monotonic() - began < 2
-    for command in ("up", "test", "engine", "models", "gateway", "migrate", "keys", "budgets"):
+    for command in ("up", "test", "engine", "models", "gateway", "migrate", "keys", "budgets", "limits"):
         assert command in result.stdout
 
 
@@ -87,7 +87,7 @@ def test_up_with_a_configuration_it_cannot_use(content: bytes | None, tmp_path: 
         ["nonsense"],
         ["up", "--port", "70000"],
         ["up", "--nonsense"],
-        ["keys", "revoke", "x"],
+        ["keys", "restrict"],
         ["keys", "create", "k", "--days", "99999999999"],
     ],
 )
@@ -118,8 +118,50 @@ class TestAdministration:
         assert run("keys", "revoke", key["id"]).stdout == f"revoked {key['id']}\n"
         assert json.loads(run("keys", "list", "--json").stdout)[0]["revoked_at"]
         assert "[runner]" in run("keys", "list").stdout  # not taken for markup
-        unknown = run("keys", "revoke", "00000000-0000-0000-0000-000000000000")
-        assert unknown.returncode == 1 and "there is no key" in unknown.stderr
+        for nobody in ("00000000-0000-0000-0000-000000000000", "fk-none"):
+            unknown = run("keys", "revoke", nobody)
+            assert unknown.returncode == 1 and "there is no key" in unknown.stderr
+
+    async def test_a_key_is_restricted_shown_and_freed_again(self, run: Any) -> None:
+        lists = ["--model", "auto", "--model", "tiny", "--route", "messages", "--network", "10.0.0.0/8", "--tag", "a=b"]
+        [key] = json.loads(run("keys", "create", "k", *lists, "--may-attribute", "--json").stdout)
+        [shown] = json.loads(run("keys", "show", key["id"], "--json").stdout)
+        assert (shown["models"], shown["routes"], shown["networks"]) == ("auto, tiny", "messages", "10.0.0.0/8")
+        assert (shown["tags"], shown["may_attribute"], shown["expires_at"]) == ("a=b", "yes", None)
+        [listed] = json.loads(run("keys", "list", "--json").stdout)
+        assert listed["restricted"] == "models, routes, networks"
+        assert run("keys", "restrict", key["id"], "--model", "any", "--tag", "any", "--days", "9").returncode == 0
+        [shown] = json.loads(run("keys", "show", shown["prefix"], "--json").stdout)
+        assert (shown["models"], shown["routes"], shown["tags"]) == (None, "messages", None)
+        assert shown["expires_at"] and shown["may_attribute"] == "yes"
+        assert run("keys", "restrict", key["id"], "--no-may-attribute", "--days", "0").returncode == 0
+        table = run("keys", "show", key["id"]).stdout
+        assert "10.0.0.0/8" in table and key["key"] not in table
+
+    async def test_a_restriction_that_makes_no_sense(self, run: Any) -> None:
+        [key] = json.loads(run("keys", "create", "k", "--json").stdout)
+        for options, sentence in [
+            ([], "nothing to change"),
+            (["--route", "chat"], "there is no route 'chat'; there are chat.completions"),
+            (["--network", "10.0.0.1/8"], "has host bits set; write a range like"),
+            (["--tag", "scenario"], "'scenario' is no tag"),
+            (["--tag", "org=acme"], "'org' cannot be a tag"),
+            (["--model", ""], "a model's name needs"),
+        ]:
+            result = run("keys", "restrict", key["id"], *options)
+            assert result.returncode == 1 and sentence in result.stderr, result.stderr
+
+    async def test_a_key_is_rotated(self, run: Any) -> None:
+        [old] = json.loads(run("keys", "create", "k", "--json").stdout)
+        [new] = json.loads(run("keys", "rotate", old["id"], "--hours", "1.5", "--json").stdout)
+        assert new["id"] == old["id"] and new["key"] != old["key"] and new["old_secret_works_until"]
+        [shown] = json.loads(run("keys", "show", old["id"], "--json").stdout)
+        assert shown["prefix"] == new["key"][:8]
+        [last] = json.loads(run("keys", "rotate", old["id"], "--hours", "0", "--json").stdout)
+        assert last["old_secret_works_until"] is None
+        run("keys", "revoke", old["id"])
+        refused = run("keys", "rotate", old["id"])
+        assert refused.returncode == 1 and "is revoked; make a new one" in refused.stderr
 
     async def test_the_table_shows_a_key_in_full(self, run: Any) -> None:
         shown = run("keys", "create", "narrow").stdout
@@ -160,6 +202,30 @@ class TestAdministration:
         assert run("budgets", "remove", rows[0]["id"]).returncode == 0
         assert run("budgets", "remove", rows[0]["id"]).returncode == 1
 
+    async def test_limits_are_set_changed_listed_removed(self, run: Any) -> None:
+        [key] = json.loads(run("keys", "create", "k", "--user", "ada", "--json").stdout)
+        made = run("limits", "set", "key", key["key"][:8], "--requests", "60", "--tokens", "100000")
+        assert made.stdout == f"key {key['key'][:8]}: 60 requests a minute, 100000 tokens a minute\n"
+        assert run("limits", "set", "key", key["id"], "--requests", "30").returncode == 0
+        assert run("limits", "set", "tag", "app=search", "--concurrent", "4").returncode == 0
+        rows = json.loads(run("limits", "list", "--json").stdout)
+        assert {(row["scope"], row["kind"], row["limit"]) for row in rows} == {
+            ("key", "requests", 30),
+            ("key", "tokens", 100000),
+            ("tag", "concurrent", 4),
+        }
+        assert json.loads(run("budgets", "list", "--json").stdout) == []
+        assert run("budgets", "remove", rows[0]["id"]).returncode == 1
+        assert run("limits", "remove", rows[0]["id"]).returncode == 0
+        assert run("limits", "remove", rows[0]["id"]).returncode == 1
+        for arguments, sentence in [
+            (["key", key["id"]], "say what to limit"),
+            (["tag", "search", "--requests", "1"], "write it as name=value"),
+            (["user", "nobody", "--requests", "1"], "there is no user 'nobody'"),
+        ]:
+            result = run("limits", "set", *arguments)
+            assert result.returncode == 1 and sentence in result.stderr, result.stderr
+
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
@@ -167,6 +233,7 @@ class TestAdministration:
             (["user", "nobody", "1"], "there is no organisation 'default'"),
             (["org", "nobody", "1"], "there is no organisation 'nobody'"),
             (["planet", "earth", "1"], "is not a scope"),
+            (["tag", "search", "1"], "'search' is not a tag; write it as name=value"),
             (["model", "small", "much"], "'much' is not an amount"),
             (["model", "small", "NaN"], "limit"),
             (["model", "small", "1e400"], "must be below 1000000000000000"),
