@@ -7,6 +7,7 @@ database itself for a while waits before it takes claims over (`grace`): the oth
 renew theirs first.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,6 +60,16 @@ class ClaimedLine:
     tries: int
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    line: ClaimedLine
+    output: bytes
+    """Its line of the output file, or where it `failed` of the error file."""
+    failed: bool
+    usage: Mapping[str, int]
+    """Tokens, by column of `batch`."""
+
+
 async def claim_step(conn: AsyncConnection, me: Claimant) -> Step | None:
     """Take a batch that waits for its validation, or whose lines have all ended, one way or another."""
     return next((Step(*row) for row in await conn.execute(_CLAIM_STEP, _of(me))), None)
@@ -95,18 +106,38 @@ async def give_back_step(conn: AsyncConnection, me: Claimant, step: Step) -> Non
     await conn.execute(mine.values(claimed_until=func.now()))
 
 
-async def finish_line(
-    conn: AsyncConnection, me: Claimant, line: ClaimedLine, output: bytes, failed: bool, usage: Mapping[str, int]
-) -> bool:
-    """Write a line's result and count it; False (roll back) when another process has the line, or closed its batch."""
-    written = await conn.execute(_held(me, line).values(output=output, failed=failed))
-    if written.rowcount == 0:
-        return False
-    counted = batch.c.failed if failed else batch.c.completed
-    counts = {counted: counted + 1, batch.c.pauses: 0}
-    tokens = {batch.c[name]: batch.c[name] + count for name, count in usage.items()}
-    is_open = update(batch).where(batch.c.id == line.batch_id, batch.c.finalizing_at.is_(None))
-    return (await conn.execute(is_open.values(counts | tokens))).rowcount == 1
+async def finish_lines(conn: AsyncConnection, me: Claimant, results: Collection[Result]) -> list[Result]:
+    """Write the results of lines and count them; return those written.
+
+    The others are nobody's loss: another process has the line, or has closed its batch.
+    """
+    written: list[Result] = []
+    # In order, so that two processes never wait for each other.
+    for identifier in sorted({result.line.batch_id for result in results}):
+        async with conn.begin_nested() as savepoint:
+            those = [result for result in results if result.line.batch_id == identifier]
+            held = [result for result in those if await _write(conn, me, result)]
+            if await _count(conn, identifier, held):
+                written += held
+            else:
+                await savepoint.rollback()
+    return written
+
+
+async def _write(conn: AsyncConnection, me: Claimant, result: Result) -> bool:
+    values = _held(me, result.line).values(output=result.output, failed=result.failed)
+    return (await conn.execute(values)).rowcount == 1
+
+
+async def _count(conn: AsyncConnection, identifier: UUID, results: Collection[Result]) -> bool:
+    """False when the batch is closed."""
+    sums = Counter({"failed": sum(result.failed for result in results)})
+    sums["completed"] = len(results) - sums["failed"]
+    for result in results:
+        sums.update(result.usage)
+    values = {batch.c.pauses: 0} | {batch.c[name]: batch.c[name] + count for name, count in sums.items()}
+    is_open = update(batch).where(batch.c.id == identifier, batch.c.finalizing_at.is_(None))
+    return (await conn.execute(is_open.values(values))).rowcount == 1
 
 
 async def put_off_line(

@@ -6,58 +6,39 @@ line off instead. Only a process that dies between the answer and its result mak
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 from litestar.types import ASGIApp
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.people import find_principal
 from gateway.api.openai import error_body
 from gateway.auth import refuse_ended
 from gateway.batches import claims
-from gateway.batches.claims import Claimant, ClaimedLine
+from gateway.batches.claims import Claimant, ClaimedLine, Result
 from gateway.batches.files import read_span
 from gateway.batches.lines import answered, body_of, unanswered, usage_of
 from gateway.batches.names import batch_name
 from gateway.batches.outcome import MAX_TRIES, gave_up, is_busy, seconds_to_wait
-from gateway.database import reachable
+from gateway.batches.results import Results, lasting, transaction
 from gateway.errors import ApiError
 from gateway.trusted import Answer, Trusted, ask
 
 PRIORITY = 100
 """Interactive requests have 0 unless they say otherwise; larger runs later."""
-AGAIN_SECONDS = 2.0
-"""Between two tries to reach the database."""
 
 log = structlog.get_logger()
-
-
-@contextlib.asynccontextmanager
-async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """Raises ApiError 503 when the database is away."""
-    async with reachable(), engine.begin() as conn:
-        yield conn
-
-
-async def lasting(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[None]]) -> None:
-    """Do `work` in a transaction as soon as the database can be reached."""
-    while True:
-        try:
-            async with transaction(engine) as conn:
-                return await work(conn)
-        except ApiError:
-            await asyncio.sleep(AGAIN_SECONDS)
 
 
 class Execution:
     """`me`: who this process claims lines as."""
 
-    def __init__(self, engine: AsyncEngine, app: ASGIApp, me: Callable[[], Claimant]) -> None:
+    def __init__(self, engine: AsyncEngine, app: ASGIApp, me: Callable[[], Claimant], results: Results) -> None:
         self._engine = engine
         self._app = app
         self._me = me
+        self._results = results
         self._calls: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -117,10 +98,4 @@ class Execution:
             output = answered(line.custom_id, answer.status, answer.headers.get("x-farthing-trace-id", ""), body)
         else:
             output = unanswered(line.custom_id, "no_answer", f"No answer came in {MAX_TRIES} tries.")
-
-        async def write(conn: AsyncConnection) -> None:
-            if not await claims.finish_line(conn, self._me(), line, output, failed, usage):
-                log.warning("line of a batch was taken over", batch=batch_name(line.batch_id), line=line.number)
-                await conn.rollback()
-
-        await lasting(self._engine, write)
+        await self._results.write(Result(line, output, failed, usage))

@@ -19,9 +19,10 @@ from billing.availability import is_away
 from billing.ids import new_id
 from gateway.batches import claims, steps
 from gateway.batches.claims import Claimant, ClaimedLine, Step
-from gateway.batches.execution import Execution, lasting, transaction
+from gateway.batches.execution import Execution
 from gateway.batches.files import purge_files
 from gateway.batches.names import batch_name
+from gateway.batches.results import Results, lasting, transaction
 from gateway.errors import ApiError
 from gateway.live import Live
 
@@ -43,6 +44,7 @@ class BatchRunner:
         self._engine = engine
         self._live = live
         self._id = new_id()
+        self._results = Results(engine, self._me)
         self._lines: dict[asyncio.Task[None], ClaimedLine] = {}
         self._step: tuple[asyncio.Task[None], Step] | None = None
         self._awake = asyncio.Event()
@@ -54,7 +56,7 @@ class BatchRunner:
 
     async def run(self, app: ASGIApp) -> None:
         """Work on whatever batches there are, for ever; outlives a database that is away."""
-        execution = Execution(self._engine, app, self._me)
+        execution = Execution(self._engine, app, self._me, self._results)
         background = [
             asyncio.create_task(self._repeat(RENEW_SECONDS, self._renew)),
             asyncio.create_task(self._repeat(PURGE_SECONDS, self._purge)),
@@ -131,9 +133,7 @@ class BatchRunner:
     async def _renew(self) -> None:
         if not self._lines and self._step is None:
             return
-        async with transaction(self._engine) as conn:
-            step = None if self._step is None else self._step[1]
-            await claims.renew(conn, self._me(), list(self._lines.values()), step)
+        await self._results.renew(list(self._lines.values()), None if self._step is None else self._step[1])
 
     async def _purge(self) -> None:
         async with self._engine.begin() as conn:
