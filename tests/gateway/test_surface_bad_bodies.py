@@ -73,7 +73,7 @@ def conversations(draw: st.DrawFn) -> list[Any]:
 
 
 @pytest.mark.parametrize(("surface", "body"), BODIES, ids=[surface.api for surface, _ in BODIES])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_json(surface: Surface, body: dict[str, Any], data: st.DataObject) -> None:
     changes = data.draw(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
