@@ -99,21 +99,7 @@ def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: Dat
         return await people.list_keys(connection)
 
     keys = in_database(work, database_url, data_dir)
-    rows = [
-        {
-            "id": key.key_id,
-            "prefix": key.prefix,
-            "name": key.name,
-            "org": key.org,
-            "team": key.team,
-            "user": key.user,
-            "created_at": key.created_at,
-            "expires_at": key.expires_at,
-            "revoked_at": key.revoked_at,
-            "restricted": _restricted(key),
-        }
-        for key in keys
-    ]
+    rows = [_facts(key) | {"restricted": _restricted(key)} for key in keys]
     show(rows, as_json)
 
 
@@ -127,16 +113,7 @@ def show_(which: Which, as_json: Json = False, database_url: DatabaseUrl = None,
         return await people.get_key(connection, which)
 
     key = in_database(work, database_url, data_dir)
-    facts: dict[str, Any] = {
-        "id": key.key_id,
-        "prefix": key.prefix,
-        "name": key.name,
-        "org": key.org,
-        "team": key.team,
-        "user": key.user,
-        "created_at": key.created_at,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
+    facts = _facts(key) | {
         "old_secret_works_until": key.replaces_until,
         "models": _words(key.models),
         "routes": _words(key.routes),
@@ -210,6 +187,20 @@ def revoke(which: Which, database_url: DatabaseUrl = None, data_dir: DataDir = N
 
     in_database(work, database_url, data_dir)
     typer.echo(f"revoked {which}")
+
+
+def _facts(key: "KeyInfo") -> dict[str, Any]:
+    return {
+        "id": key.key_id,
+        "prefix": key.prefix,
+        "name": key.name,
+        "org": key.org,
+        "team": key.team,
+        "user": key.user,
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+    }
 
 
 def _in_days(days: int | None) -> datetime | None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from billing.people import NewSecret, create_key, restrict_key, rotate_key
 from billing.restrictions import Restrictions
 from gateway.pipeline import Pipeline
 from gateway.telemetry import configure_logs
+from tests.gateway.collector import collector
 from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted
 from tests.gateway.wire import Wire
@@ -37,25 +38,6 @@ CONVERSATION = [
     },
     {"role": "tool", "tool_call_id": "c1", "content": f"It is {ARGUMENT}."},
 ]
-
-
-@contextlib.asynccontextmanager
-async def collector() -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A real OTLP/HTTP collector: its port, and what it was sent, byte for byte."""
-    received: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-                received.append(head + await reader.readexactly(length))
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1], received
-    server.close()
 
 
 async def dump(engine: AsyncEngine) -> str:

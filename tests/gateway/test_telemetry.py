@@ -1,9 +1,6 @@
 """One OpenTelemetry trace for each operation, sent only when a collector is configured."""
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,36 +8,19 @@ import structlog
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from gateway.telemetry import configure_logs
+from tests.gateway.collector import collector
 from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Scripted
 
 
-@contextlib.asynccontextmanager
-async def collector() -> AsyncIterator[tuple[int, list[Any]]]:
-    """A real OTLP/HTTP collector: its port, and the spans it was sent."""
-    spans: list[Any] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-                export = ExportTraceServiceRequest.FromString(await reader.readexactly(length))
-                spans.extend(s for r in export.resource_spans for scope in r.scope_spans for s in scope.spans)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1], spans
-    server.close()
-
-
 async def test_a_trace_with_its_steps(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    async with collector() as (port, spans):
+    async with collector() as (port, exports):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         async with running_gateway(settings) as gateway:
             answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers={"traceparent": parent})
+        found = [resource for body in exports for resource in ExportTraceServiceRequest.FromString(body).resource_spans]
+        spans = [span for resource in found for scope in resource.scope_spans for span in scope.spans]
         assert {span.name for span in spans} == {"operation", "route", "admit", "dispatch", "settle"}
         assert {span.trace_id.hex() for span in spans} == {parent.split("-")[1]}
         (root,) = [span for span in spans if span.name == "operation"]
