@@ -11,6 +11,7 @@ from gateway.upstreams.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS
 from tests.gateway.pooled import answering, bodies, hanging, pooled, until
 from tests.gateway.running import Gateway
 from tests.gateway.scripted import Connection, Request, Scripted
+from tests.gateway.test_budgets import limit
 
 
 async def attempts(gateway: Gateway, count: int = 1) -> list[tuple[int, str, str, int | None]]:
@@ -254,3 +255,21 @@ async def test_a_conversation_stays_where_it_began(settings: dict[str, Any]) -> 
                 messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"and {turn}?"}]
                 assert (await gateway.chat(model="pair", messages=messages)).status_code == 200
             assert len(other.chats) == elsewhere, "the whole conversation went to one upstream"
+
+
+async def test_a_gateway_is_ready_as_long_as_every_model_has_an_upstream(settings: dict[str, Any]) -> None:
+    async with pooled(settings) as (gateway, a, b):
+        await a.stop()
+        assert (await gateway.http.get("/health/ready")).status_code == 200
+        await b.stop()
+        answer = await gateway.http.get("/health/ready")
+        assert answer.status_code == 503
+        assert set(answer.json()["reasons"]) == {"upstream a", "upstream b"}
+
+
+async def test_a_prompt_that_is_only_bounded_leaves_the_whole_context_to_the_output(settings: dict[str, Any]) -> None:
+    async with pooled(settings, upstreams=["a"], context=100) as (gateway, a, _):
+        await limit(gateway, 2000)
+        messages = [{"role": "user", "content": "x" * 300}]  # may be 40 tokens or 300: at most 100 fit
+        assert (await gateway.chat(model="pair", messages=messages)).status_code == 200
+        assert bodies(a)[0]["max_tokens"] == 50, "what is left beside a prompt of 100 at 10 pays 50 at 20"
