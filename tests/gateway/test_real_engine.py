@@ -9,7 +9,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from billing.budgets import set_budget
+from tests.gateway.batching import request, results, start, until
 from tests.gateway.running import Gateway, configuration, running_gateway
 
 pytestmark = pytest.mark.model
@@ -254,3 +255,21 @@ async def test_openai_s_other_formats(gateway: Gateway) -> None:
     assert plain == pytest.approx(list(struct.unpack(f"<{len(plain)}f", base64.b64decode(str(packed)))), abs=1e-6)
     rows = await gateway.rows(5)
     assert {row["status"] for row in rows} == {"ok"}
+
+
+async def test_batches_of_every_endpoint(gateway: Gateway) -> None:
+    sdk = gateway.sdk
+    bodies: dict[Any, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+        "/v1/chat/completions": ({"messages": QUESTION}, lambda body: body["choices"][0]["message"]["content"]),
+        "/v1/completions": ({"prompt": "One, two,"}, lambda body: body["choices"][0]["text"]),
+        "/v1/embeddings": ({"input": "three"}, lambda body: body["data"][0]["embedding"][0]),
+        "/v1/responses": ({"input": "Hello."}, lambda body: body["output"][0]["content"][0]["text"]),
+    }
+    for endpoint, (body, text) in bodies.items():
+        lines: list[Any] = [request(str(n), url=endpoint) | {"body": {"model": "tiny"} | body} for n in range(3)]
+        ended = await until(sdk, await start(sdk, lines, endpoint))
+        assert ended.request_counts is not None and ended.request_counts.completed == 3, ended
+        assert ended.usage is not None and ended.usage.input_tokens > 0
+        found = await results(sdk, ended.output_file_id)
+        assert [line["custom_id"] for line in found] == ["0", "1", "2"]
+        assert all(text(line["response"]["body"]) for line in found)
