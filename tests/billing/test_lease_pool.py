@@ -228,5 +228,5 @@ class LeaseMachine(RuleBasedStateMachine):
                     assert pot.granted <= self.database.windows[pot.key].leases[replica.name][0]
 
 
-LeaseMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LeaseMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=40, deadline=None)
 test_leases_in_any_order = LeaseMachine.TestCase
