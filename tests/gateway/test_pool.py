@@ -3,6 +3,7 @@
 import asyncio
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,3 +274,25 @@ async def test_a_prompt_that_is_only_bounded_leaves_the_whole_context_to_the_out
         messages = [{"role": "user", "content": "x" * 300}]  # may be 40 tokens or 300: at most 100 fit
         assert (await gateway.chat(model="pair", messages=messages)).status_code == 200
         assert bodies(a)[0]["max_tokens"] == 50, "what is left beside a prompt of 100 at 10 pays 50 at 20"
+
+
+async def test_an_answer_that_takes_too_long_in_all_is_ended(settings: dict[str, Any]) -> None:
+    async with pooled(settings, a={"total_seconds": 0.5}, upstreams=["a"]) as (gateway, a, _):
+        a.words, a.pause = ["word "] * 100, 0.05
+        started = time.monotonic()
+        answer = await gateway.chat(model="pair", stream=True)
+        assert answer.status_code == 200 and "it took too long to complete its answer" in answer.text
+        assert time.monotonic() - started < 3.0
+        assert (await gateway.row())["status"] == "upstream_error"
+
+
+async def test_each_upstream_gets_its_own_key_and_nothing_of_the_callers(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-of-a\n")
+    async with pooled(settings, a={"api_key_file": str(key)}) as (gateway, a, b):
+        a.script = answering(503)
+        assert (await gateway.chat(model="pair")).status_code == 200
+        assert a.chats[0].headers["authorization"] == "Bearer sk-of-a"
+        assert "authorization" not in b.chats[0].headers
