@@ -9,6 +9,7 @@ from billing.allowances import ScopeKind
 from billing.charge import affordable_output, worst_case
 from billing.leases import BudgetError, Hold, Leases, LimitExceeded, Need
 from billing.prices import Price, PriceBook
+from billing.records import TOKEN_CLASSES
 from gateway.call import Call
 from gateway.database import reachable
 from gateway.dispatch import Dispatcher
@@ -51,13 +52,13 @@ class Admission:
                 if money is None and tokens is None:
                     return Admitted(await self._leases.admit(operation.id, scopes, Need(Decimal(0), 0)))
             price = book.sale(model, operation.tier)
-            if money is not None and worst_case(price, 1, 1) is None:
+            if money is not None and not _has_bound(price):
                 async with reachable():
                     await self._leases.admit(operation.id, scopes, Need(None, 0))
                 raise AssertionError("a hard budget refuses an unknown amount")
             size = await self._dispatcher.prompt_size(call, model)
             for last in [False] * (TRIES - 1) + [True]:
-                output, cap = _output(call, size, _affordable(call, size, price, money, tokens))
+                output, cap = _output(call, size, price, money, tokens)
                 amount = Decimal(0) if money is None else worst_case(price, size.tokens, output * call.choices)
                 need = Need(amount, size.tokens + output * call.choices)
                 async with reachable():
@@ -118,7 +119,14 @@ def _affordable(call: Call, size: PromptSize, price: Price | None, money: Decima
     return min(bounds) // call.choices
 
 
-def _output(call: Call, size: PromptSize, affordable: int) -> tuple[int, int | None]:
+def _has_bound(price: Price | None) -> bool:
+    """Whether every class of tokens has a price, so that a call has a worst case."""
+    return price is not None and None not in [getattr(price, name) for name in TOKEN_CLASSES]
+
+
+def _output(
+    call: Call, size: PromptSize, price: Price | None, money: Decimal | None, tokens: int | None
+) -> tuple[int, int | None]:
     """(tokens to reserve for each choice, cap to send upstream or None): the caller's limit, the room left in the
     context, or what is affordable, at least 1, so that an exhausted budget is refused by name."""
     if call.kind == "embedding":
@@ -127,6 +135,7 @@ def _output(call: Call, size: PromptSize, affordable: int) -> tuple[int, int | N
     if call.max_output is not None:
         wanted = max(call.max_output, 0)
         return (wanted if room is None else min(wanted, room)), None
+    affordable = _affordable(call, size, price, money, tokens)
     if room is not None and affordable >= room:
         return room, None
     return max(affordable, 1), max(affordable, 1)

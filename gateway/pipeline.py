@@ -7,7 +7,7 @@ happens after it, even a body that is no JSON, is in the ledger under somebody's
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
 
@@ -35,7 +35,6 @@ from gateway.reply_headers import reply_headers
 from gateway.settings import ROLES
 from gateway.settlement import about_prompt, price_attempt
 from gateway.telemetry import Metrics, Tracing
-from gateway.upstreams.frames import Answer
 
 FULL_RETRY_SECONDS = 30
 TAIL_SECONDS = 0.2
@@ -194,19 +193,26 @@ class Pipeline:
         async def record() -> list[Priced]:
             return await self._record(operation)
 
-        async with self._dispatch(operation, exchange, call, model, cap) as answer:
-            operation.dropped = answer.dropped
-            headers = reply_headers(operation)
-            if call.stream:
-                writer = surface.writer(call)
-                if writer.needs_prompt_count:
-                    writer.prompt_tokens = about_prompt(call)
-                with self._keep_alive.watching(exchange):
-                    await StreamRelay(operation, call, exchange, writer, record).run(answer, headers)
-            else:
-                await relay_whole(operation, call, exchange, surface, answer, headers, record)
-            if not operation.attempts[-1].cut:
-                await answer.reply.drain(TAIL_SECONDS)
+        with self._tracing.span("dispatch") as span:
+            trace = self._tracing.outgoing(operation.id, exchange.headers)
+            answer = await self._dispatcher.open(operation, call, model, cap, trace)
+            try:
+                operation.dropped = answer.dropped
+                headers = reply_headers(operation)
+                if call.stream:
+                    writer = surface.writer(call)
+                    if writer.needs_prompt_count:
+                        writer.prompt_tokens = about_prompt(call)
+                    with self._keep_alive.watching(exchange):
+                        await StreamRelay(operation, call, exchange, writer, record).run(answer, headers)
+                else:
+                    await relay_whole(operation, call, exchange, surface, answer, headers, record)
+                if not operation.attempts[-1].cut:
+                    await answer.reply.drain(TAIL_SECONDS)
+            finally:
+                await self._dispatcher.close(operation, answer)
+                if span is not None:
+                    span.set_attribute("farthing.attempts", len(operation.attempts))
 
     def _route(self, operation: Operation, call: Call) -> str:
         with self._tracing.span("route") as span:
@@ -245,20 +251,6 @@ class Pipeline:
             admitted = await self._admission.admit(operation, call, model, self._prices.book())
             operation.hold, operation.reserved_output = admitted.hold, admitted.output
             return admitted.cap
-
-    @contextlib.asynccontextmanager
-    async def _dispatch(
-        self, operation: Operation, exchange: Exchange, call: Call, model: str, cap: int | None
-    ) -> AsyncIterator[Answer]:
-        with self._tracing.span("dispatch") as span:
-            trace = self._tracing.outgoing(operation.id, exchange.headers)
-            answer = await self._dispatcher.open(operation, call, model, cap, trace)
-            try:
-                yield answer
-            finally:
-                await self._dispatcher.close(operation, answer)
-                if span is not None:
-                    span.set_attribute("farthing.attempts", len(operation.attempts))
 
     def _client_closed(self, operation: Operation) -> None:
         operation.end("client_closed", CLIENT_CLOSED_STATUS)

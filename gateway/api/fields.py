@@ -1,5 +1,6 @@
 """A request's body as its top-level fields, each still raw JSON; those the gateway acts on are decoded by name."""
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -44,11 +45,16 @@ def optional(fields: Mapping[str, msgspec.Raw], name: str, kind: Any, words: str
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind | None)
+        return _decoder(kind).decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         place = str(error).partition(" - at `$")[2].rstrip("`")
         detail = f" ({error})" if place else ""
         raise invalid(name, f"must be {words}{detail}") from None
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind | None)
 
 
 def required(fields: Mapping[str, msgspec.Raw], name: str, kind: Any, words: str) -> Any:

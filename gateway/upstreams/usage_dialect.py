@@ -39,15 +39,17 @@ class VendorUsage:
 
     def normalise(self, raw: bytes) -> tuple[Usage | None, str | None]:
         """(usage as OpenAI has it, what was odd in it) of the JSON of a `usage` field, which may be null."""
+        oddly = None
         if self._plain:  # an engine reports with every chunk: what needs no translation gets none
             usage, odd = read_usage(raw)
             if usage is not None and odd is None and _is_openai(usage, raw):
                 return usage, None
+            oddly = odd if usage is not None else None
         value = msgspec.json.decode(raw)
         if not isinstance(value, dict):
             return read_usage(raw)
         usage, odd = read_usage(msgspec.json.encode(self._as_openai(value)))
-        return (_with_cost(usage, raw) if usage is not None and self._reports_cost else usage), odd
+        return (_with_cost(usage, raw) if usage is not None and self._reports_cost else usage), odd or oddly
 
     def _as_openai(self, value: dict[str, Any]) -> dict[str, Any]:
         prompt_details = _object(value, "prompt_tokens_details", "input_tokens_details")
