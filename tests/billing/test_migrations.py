@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import CheckConstraint, Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import migrations
+from billing import people
 from billing.partitions import ensure_partitions, is_partition
 from billing.tables import metadata
 
@@ -68,6 +70,20 @@ async def test_down_to_nothing_and_up_again(database_url: str, engine: AsyncEngi
     await asyncio.to_thread(migrations.upgrade, database_url)
     async with engine.connect() as connection:
         assert await connection.run_sync(differences) == []
+
+
+async def test_keys_outlive_a_way_down_and_up(database_url: str, engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        org = await people.create_org(connection, "acme")
+        old = await people.create_key(connection, org, "k")
+        new = await people.rotate_key(connection, old.id, timedelta(days=1))
+    assert new is not None
+    await asyncio.to_thread(migrations.downgrade, database_url, "0001")
+    await asyncio.to_thread(migrations.upgrade, database_url)
+    async with engine.connect() as connection:
+        found = await people.find_key(connection, new.secret)
+        assert found is not None and found.key_id == old.id and found.ended() is None
+        assert await people.find_key(connection, old.secret) is None, "the schema before had room for one"
 
 
 async def test_two_starters_take_turns(database_url: str) -> None:
