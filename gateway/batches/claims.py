@@ -103,7 +103,7 @@ async def renew(conn: AsyncConnection, me: Claimant, lines: Collection[ClaimedLi
 
 async def give_back_step(conn: AsyncConnection, me: Claimant, step: Step) -> None:
     mine = update(batch).where(batch.c.id == step.id, batch.c.claimed_by == me.id)
-    await conn.execute(mine.values(claimed_until=func.now()))
+    await conn.execute(mine.values(claimed_by=None))
 
 
 async def finish_lines(conn: AsyncConnection, me: Claimant, results: Collection[Result]) -> list[Result]:
@@ -148,7 +148,7 @@ async def put_off_line(
     `seconds`: how long no line of its batch starts, longer each time until one of them finishes; None: not at all.
     """
     tries = batch_line.c.tries - (0 if counts else 1)
-    await conn.execute(_held(me, line).values(claimed_until=func.now(), tries=tries))
+    await conn.execute(_held(me, line).values(claimed_by=None, tries=tries))
     if seconds is not None:
         await conn.execute(_PAUSE, {"batch": line.batch_id, "seconds": seconds, "most": LONGEST_PAUSE})
 
@@ -178,12 +178,13 @@ _CLAIM_STEP = text(
         status = CASE WHEN status = 'in_progress' THEN 'finalizing' ELSE status END,
         finalizing_at = CASE WHEN status = 'validating' THEN NULL ELSE coalesce(finalizing_at, now()) END
     WHERE id = (
-        SELECT id FROM batch WHERE {BATCH_IS_OPEN} AND claimed_until <= now() - :grace AND (
+        SELECT id FROM batch WHERE {BATCH_IS_OPEN} AND (claimed_by IS NULL OR claimed_until <= now() - :grace) AND (
             status IN ('validating', 'finalizing')
             OR (status = 'cancelling' OR expires_at <= now() OR completed + failed = total)
             AND NOT EXISTS (
                 SELECT FROM batch_line AS line
-                WHERE line.batch_id = batch.id AND line.output IS NULL AND line.claimed_until > now() - :grace
+                WHERE line.batch_id = batch.id AND line.output IS NULL
+                AND line.claimed_by IS NOT NULL AND line.claimed_until > now() - :grace
             )
         )
         ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -197,7 +198,8 @@ _WAITING = text(
     SELECT id FROM batch
     WHERE {BATCH_IS_OPEN} AND status = 'in_progress' AND paused_until <= now() AND expires_at > now() AND EXISTS (
         SELECT FROM batch_line AS line
-        WHERE line.batch_id = batch.id AND line.output IS NULL AND line.claimed_until <= now() - :grace
+        WHERE line.batch_id = batch.id AND line.output IS NULL
+        AND (line.claimed_by IS NULL OR line.claimed_until <= now() - :grace)
     )
     ORDER BY id
     """  # noqa: S608 - a constant
@@ -209,7 +211,8 @@ _CLAIM_LINES = text(
     WITH chosen AS (SELECT * FROM batch WHERE id = :batch AND status = 'in_progress' FOR SHARE),
     next AS (
         SELECT batch_id, number FROM batch_line
-        WHERE batch_id = (SELECT id FROM chosen) AND output IS NULL AND claimed_until <= now() - :grace
+        WHERE batch_id = (SELECT id FROM chosen) AND output IS NULL
+        AND (claimed_by IS NULL OR claimed_until <= now() - :grace)
         ORDER BY prompt_tokens, number LIMIT :most FOR UPDATE SKIP LOCKED
     )
     UPDATE batch_line AS line SET claimed_by = :me, claimed_until = now() + :lasts, tries = tries + 1

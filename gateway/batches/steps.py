@@ -83,7 +83,7 @@ async def _insert(conn: AsyncConnection, identifier: UUID, lines: list[Line]) ->
 
 async def _conclude(conn: AsyncConnection, me: Claimant, step: Step, **values: Any) -> bool:
     held = update(batch).where(batch.c.id == step.id, batch.c.claimed_by == me.id, batch.c.status == step.status)
-    done = (await conn.execute(held.values(claimed_until=func.now(), **values))).rowcount == 1
+    done = (await conn.execute(held.values(claimed_by=None, **values))).rowcount == 1
     if not done:
         await conn.rollback()
     return done

@@ -1,4 +1,4 @@
-"""A gateway process that is killed in the middle of a batch: another one finishes it, and nothing is charged twice."""
+"""A process is killed, or the database away, in the middle of a batch: it is finished, and nothing is charged twice."""
 
 import asyncio
 import os
@@ -6,6 +6,7 @@ import signal
 import socket
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from openai import AsyncOpenAI
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests.gateway.batching import eventually, request, results, start, until
 from tests.gateway.running import ADMIN_KEY_HASH, Gateway, make_people
 from tests.gateway.scripted import Connection, Request, Scripted
+from tests.gateway.test_database_away import cuttable
 from tests.gateway.test_process import TOML, Launcher
 
 LINES, AT_ONCE, ANSWERED = 30, 8, 10
@@ -72,3 +74,30 @@ async def test_kill_9_in_the_middle_of_a_batch(tmp_path: Path, upstream: Scripte
     assert Counter(seen.values()) == {1: LINES - AT_ONCE, 2: AT_ONCE}, "only what was under way ran again"
     assert {row["status"] for row in rows} == {"ok"} and {row["tags"]["batch"] for row in rows} == {made.id}
     await engine.dispose()
+
+
+async def test_the_database_away_in_the_middle_of_a_batch(
+    settings: dict[str, Any], tmp_path: Path, upstream: Scripted
+) -> None:
+    """The answers that came meanwhile are written when it is back; none is asked for again."""
+    seen: Counter[str] = Counter()
+    away = asyncio.Event()
+
+    async def script(request: Request, connection: Connection) -> None:
+        seen[request.body["messages"][0]["content"]] += 1
+        await away.wait()
+        await upstream.chat(request, connection)
+
+    upstream.script = script
+    async with cuttable(settings, tmp_path) as (gateway, wire):
+        made = await start(gateway.sdk, [request(str(n), f"line {n}") for n in range(LINES)])
+        await eventually(lambda: len(seen) == AT_ONCE)
+        await wire.cut()
+        away.set()
+        await asyncio.sleep(4)
+        assert len(seen) == AT_ONCE, "no other line can be taken"
+        await wire.mend()
+        ended = await until(gateway.sdk, made)
+        assert ended.request_counts is not None and ended.request_counts.completed == LINES
+        assert set(seen.values()) == {1} and len(seen) == LINES
+        assert {row["status"] for row in await gateway.rows(LINES)} == {"ok"}
