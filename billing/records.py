@@ -94,6 +94,10 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     """What its hold took out of the replica's lease; 0 under a soft budget."""
 
 
+NO_COLUMNS = frozenset({"attempts", "replica", "charges"})
+"""Fields of an operation's record that the ledger keeps elsewhere, or not at all."""
+
+
 class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One client request, settled. Its id (UUIDv7) is the trace id the client got."""
 
@@ -124,7 +128,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     replica: str = ""
     """Whose leases the charges were held in: `Hold.replica`."""
     charges: list[Charge] = []
-    """Where `billed` counts: `Hold.charges`. Neither is a column of the ledger."""
+    """Where `billed` counts: `Hold.charges`."""
 
     def __post_init__(self) -> None:
         refuse_bad_money(billed=self.billed, cost=self.cost)

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import smallest_id
 from billing.prices import Price
-from billing.records import TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
+from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
 from billing.tables import api_key, app_user, attempt, operation, org, price_version, team
 
 Step = Literal["hour", "day"]
@@ -280,7 +280,7 @@ async def find_operation(connection: AsyncConnection, operation_id: UUID) -> Ope
         return None
     by_number = select(attempt).where(attempt.c.operation_id == operation_id).order_by(attempt.c.number)
     attempts = [_attempt(each) for each in await connection.execute(by_number)]
-    own = {name: row._mapping[name] for name in OperationRecord.__struct_fields__ if name != "attempts"}
+    own = {name: row._mapping[name] for name in OperationRecord.__struct_fields__ if name not in NO_COLUMNS}
     return OperationDetail(
         record=OperationRecord(**own, attempts=attempts),
         recorded_at=row.recorded_at,

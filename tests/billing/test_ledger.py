@@ -24,16 +24,13 @@ from billing.ids import new_id
 from billing.leases import Leases
 from billing.ledger import Ledger
 from billing.notices import Notices
-from billing.records import TOKEN_CLASSES, AttemptRecord, Charge, OperationRecord, TokenClasses
+from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, Charge, OperationRecord, TokenClasses
 from billing.spool import UNREADABLE, Spool
 from billing.tables import attempt, operation
 from gateway.postgres import embedded_postgres
 from migrations import upgrade
 from tests.billing.replicas import a_replica, admit, row, until
 from tests.billing.samples import an_attempt, an_operation
-
-NO_COLUMNS = {"attempts", "replica", "charges"}
-"""Of a record: what goes elsewhere."""
 
 
 @pytest.fixture

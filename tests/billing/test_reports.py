@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from billing import people, prices, reports
 from billing.ids import smallest_id
 from billing.prices import Price, PriceTerms
-from billing.records import AttemptRecord, OperationRecord, TokenClasses
+from billing.records import NO_COLUMNS, AttemptRecord, OperationRecord, TokenClasses
 from billing.tables import attempt, operation
 
 NOW = datetime(2026, 11, 29, 14, 30, tzinfo=UTC)
@@ -50,7 +50,7 @@ class Ledger:
                 "currency": "USD",
             } | fields
         )  # fmt: skip
-        await self.connection.execute(insert(operation).values(row(record, "attempts")))
+        await self.connection.execute(insert(operation).values(row(record, *NO_COLUMNS)))
         if tokens is not None:
             one = AttemptRecord(
                 number=1, upstream="engine", model=record.model or "", started_at=at, status=record.status,
@@ -64,8 +64,8 @@ class Ledger:
         await self.connection.execute(insert(attempt).values(values))
 
 
-def row(record: msgspec.Struct, without: str) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(record).items() if name != without}
+def row(record: msgspec.Struct, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(record).items() if name not in without}
 
 
 @pytest.fixture

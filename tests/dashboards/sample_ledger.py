@@ -20,7 +20,7 @@ from billing import people, prices
 from billing.charge import charge, device_cost
 from billing.ids import smallest_id
 from billing.prices import Price, PriceBook, PriceTerms
-from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses
+from billing.records import NO_COLUMNS, AttemptRecord, OperationRecord, Status, TokenClasses
 from billing.tables import attempt, operation
 
 SMALL, LARGE, HOSTED = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "hosted-70b"
@@ -85,7 +85,7 @@ async def fill(
 
 async def insert_records(connection: AsyncConnection, records: list[OperationRecord]) -> None:
     """Put `records` into the two tables as they are."""
-    operations = [_row(record, "attempts") for record in records]
+    operations = [_row(record, *NO_COLUMNS) for record in records]
     attempts = [
         _row(each, "tokens") | msgspec.structs.asdict(each.tokens) | {"operation_id": record.id}
         for record in records
@@ -96,8 +96,8 @@ async def insert_records(connection: AsyncConnection, records: list[OperationRec
         await connection.execute(insert(attempt), attempts)
 
 
-def _row(record: msgspec.Struct, without: str) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(record).items() if name != without}
+def _row(record: msgspec.Struct, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(record).items() if name not in without}
 
 
 async def _members(connection: AsyncConnection) -> list[Member]:
