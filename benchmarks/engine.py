@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 
-from benchmarks import peer_install, peers
+from benchmarks import options, peer_install, peers
 from benchmarks.client import Client
 from benchmarks.compare import compare
 from benchmarks.report import Report, Row
@@ -29,7 +28,7 @@ PACKAGES = ("farthing", "torch", "transformers", "gguf")
 SERVER = "server"
 UNCACHED = ("decode", "throughput", "ttft")
 """The workloads after which peak memory is read: later ones fill prefix caches, which systems size differently."""
-PATIENCE, LEAST_PATIENCE = 3, 20.0
+PATIENCE, LEAST_PATIENCE = 5, 20.0
 """A peer gets so many times what Farthing's slowest took for a workload, and at least so many seconds."""
 
 
@@ -137,7 +136,7 @@ class Run:
         return figures
 
     def report(self, systems: Sequence[System]) -> Report:
-        report = Report(versions=peer_install.versions())
+        report = Report(versions=peer_install.versions(*peers.FAMILIES))
         report.rows = [Row.of(w, s, m, values, unit) for (w, s, m, unit), values in self.values.items()]
         report.rows.sort(key=lambda row: (row.workload == SERVER, row.workload, row.metric))
         compare(report, systems, self.keyed)
@@ -159,26 +158,26 @@ def say(line: str) -> None:
 
 
 def main() -> int:
-    options = arguments()
-    path = pull(options.model)
-    ours, missing = peers.farthing(options.model, path, options.dtype)
-    theirs, missing_peers = peers.found(options.model, path, options.peers)
+    chosen = arguments()
+    path = pull(chosen.model)
+    ours, missing = peers.farthing(chosen.model, path, chosen.dtype)
+    theirs, missing_peers = peers.found(chosen.model, path, chosen.peers)
     systems = [*ours, *theirs]
     for line in (missing := missing + missing_peers):
         say(f"Not measured: {line}")
-    sizes = QUICK if options.quick else FULL
-    run = Run(load_tokenizer(path), sizes, options.only, 1 if options.quick else options.repeats)
+    sizes = QUICK if chosen.quick else FULL
+    run = Run(load_tokenizer(path), sizes, chosen.only, 1 if chosen.quick else chosen.repeats)
     try:
         run.all(systems)
     except (KeyboardInterrupt, SystemExit):  # what was measured until then took an hour: it is still shown
         run.failed["the run"] = "interrupted"
     report = run.report(systems)
     report.notes.insert(
-        0, f"model {options.model}, beside its peers, {run.repeats} repetition(s); ratios are of medians"
+        0, f"model {chosen.model}, beside its peers, {run.repeats} repetition(s); ratios are of medians"
     )
     report.notes += [f"Not measured: {line}" for line in missing]
     report.notes += [f"Failed: {name}: {why}" for name, why in run.failed.items()]
-    report.emit(options.json, PACKAGES)
+    report.emit(chosen.json, PACKAGES)
     return 1 if run.failed else 0
 
 
@@ -186,32 +185,17 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m", help="a name from the catalogue (Llama or Qwen2)")
     parser.add_argument(
-        "--dtype", type=listed, default=["int8", "int4"], help="the engine's; int8+kv8 is int8 with KV in int8"
+        "--dtype", type=options.listed, default=["int8", "int4"], help="the engine's; int8+kv8 is int8 with KV in int8"
     )
     families = ", ".join(peers.FAMILIES)
     parser.add_argument(
         "--peers",
-        type=listed,
+        type=options.listed,
         default=list(peers.FAMILIES),
         help=f"any of {families}, or one system like 'llama.cpp q8_0'",
     )
-    parser.add_argument("--only", type=workloads, default=list(WORKLOADS), help=f"any of {', '.join(WORKLOADS)}")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one repetition of smaller workloads")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there instead of printing them")
+    options.add_common(parser, WORKLOADS)
     return parser.parse_args()
-
-
-def listed(text: str) -> list[str]:
-    """Names between commas; 'none' is no name."""
-    return [] if text == "none" else [name.strip() for name in text.split(",")]
-
-
-def workloads(text: str) -> list[str]:
-    names = listed(text)
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        raise argparse.ArgumentTypeError(f"no workload is called {', '.join(unknown)}")
-    return names
 
 
 if __name__ == "__main__":

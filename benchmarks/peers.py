@@ -1,8 +1,8 @@
-"""The engines that Farthing is compared with, how each is started, and what is missing here.
+"""The engines that Farthing's is compared with, how each is started, and what is missing here.
 
 `python -m benchmarks.peers` says what is installed below $PEERS (~/.cache/peers); `python -m benchmarks.peers install
-[llama.cpp] [vllm]` installs what is missing from the package index. transformers is one of this project's own
-development dependencies.
+[llama.cpp] [vllm] [litellm] [portkey]` installs what is missing from the package index. transformers is one of this
+project's own development dependencies; the gateways are in gateway_peers.py.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import peer_models
+from benchmarks import gateway_peers, peer_models
 from benchmarks.peer_install import INSTALLERS, llama_server, venv_python, vllm_version
 from benchmarks.servers import System
 
@@ -126,8 +126,9 @@ def main(arguments: Sequence[str]) -> int:
     elif arguments:
         print(__doc__, file=sys.stderr)
         return 2
-    for family in FAMILIES:
-        print(lacking(family) or f"{family}: installed")
+    for peer in (*FAMILIES, *gateway_peers.PEERS):
+        missing = gateway_peers.lacking(peer) if peer in gateway_peers.PEERS else lacking(peer)
+        print(missing or f"{peer}: installed")
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import peers, perplexity, sandbox, tasks
 from benchmarks.client import Client
-from benchmarks.engine import listed
+from benchmarks.options import listed
 from benchmarks.report import ROOT, Report, Row
 from benchmarks.servers import System, start
 from benchmarks.workloads import FULL, QUICK, Words, decode

@@ -82,7 +82,7 @@ class Report:
             table.add_column(heading, justify="right")
         table.add_column("unit")
         for row in self.rows:
-            figures = (f"{number:,.1f}" for number in (row.value, row.low, row.high))
+            figures = map(number, (row.value, row.low, row.high))
             table.add_row(row.workload, row.system, row.metric, *figures, row.unit)
         console.print(table)
         table = Table(title=None)
@@ -95,6 +95,11 @@ class Report:
         console.print(table)
         for note in self.notes:
             console.print(note)
+
+
+def number(value: float) -> str:
+    """Four digits, or all those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def machine() -> dict[str, Any]:

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import number
+
 INTRODUCTION = """# Results
 
-Each section is one run of `python -m benchmarks.engine` or `python -m benchmarks.quality` on one machine, as
-`python -m benchmarks.results` writes it. Figures are medians with the lowest and the highest in brackets. A ratio over
-1 means that Farthing is better than the best peer, unless its target says that less is better. Absolute figures drift
-with the machine and its neighbours; what one run has side by side can be compared.
+Each section is one run of `python -m benchmarks.engine`, `python -m benchmarks.quality` or
+`python -m benchmarks.gateway` on one machine, as `python -m benchmarks.results` writes it. Figures are medians with the
+lowest and the highest in brackets. A ratio over 1 means that Farthing is better than the best peer, unless its target
+says that less is better. Absolute figures drift with the machine and its neighbours; what one run has side by side can
+be compared.
 """
 
 
@@ -52,10 +55,6 @@ def measurements(rows: Sequence[dict[str, Any]]) -> list[str]:
 def figure(row: dict[str, Any]) -> str:
     median = number(row["value"])
     return median if row["runs"] == 1 else f"{median} ({number(row['low'])}–{number(row['high'])})"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def ratios(run: dict[str, Any]) -> list[str]:

@@ -28,6 +28,8 @@ class System:
     model: str
     """What requests call the model."""
     env: Mapping[str, str] = field(default_factory=dict)
+    health: str = "/health"
+    """The path that answers 200 once it is ready."""
     slow_start: bool = False
     """Started once and measured in one go, instead of once a repetition."""
     weight_bits: int = 16
@@ -38,7 +40,7 @@ class Running:
     url: str
     pid: int
     ready: float
-    """Seconds from the start of the process to its first 200 on /health."""
+    """Seconds from the start of the process to its first 200 on its health path."""
 
     def peak_memory(self) -> int:
         """Bytes: the sum over the process tree of each one's largest resident size so far."""
@@ -73,7 +75,7 @@ def start(system: System) -> Iterator[Running]:
             start_new_session=True,
         )
         try:
-            while not _healthy(port):
+            while not _healthy(port, system.health):
                 if child.poll() is not None or time.perf_counter() - began > START_SECONDS:
                     log.seek(0)
                     tail = log.read().decode(errors="replace")[-2000:]
@@ -85,10 +87,10 @@ def start(system: System) -> Iterator[Running]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _healthy(port: int) -> bool:
+def _healthy(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
@@ -128,6 +130,11 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+def cpu_seconds(root: int) -> float:
+    """CPU time that `root` and everything below it have used so far, in the kernel too."""
+    return sum(sum(map(int, stat[11:15])) for pid in tree(root) if (stat := _stat(pid))) / TICKS
+
+
 def _field(pid: int, file: str, name: str) -> int:
     try:
         text = Path(f"/proc/{pid}/{file}").read_text()
@@ -149,8 +156,7 @@ class Foreign:
         return max(0.0, (_busy() - self._machine - self._ours() + self._own) / seconds)
 
     def _ours(self) -> float:
-        ticks = sum(sum(map(int, stat[11:15])) for pid in tree(self._pid) if (stat := _stat(pid)))
-        return ticks / TICKS + sum(os.times()[:2])
+        return cpu_seconds(self._pid) + sum(os.times()[:2])
 
 
 def _busy() -> float:
