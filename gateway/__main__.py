@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from billing.spool import SpoolError
 from gateway.app import create_app
 from gateway.connect import DatabaseUnavailableError, asyncpg_url
-from gateway.server import allow_many_connections
+from gateway.server import allow_many_connections, collect_seldom
 from gateway.server import config as server_config
 from gateway.settings import Settings
 from gateway.settings_file import ConfigurationError, load
@@ -35,6 +35,7 @@ def serve(
         raise typer.Exit(1) from None
     address = f"http://{host}:{listener.getsockname()[1]}"
     typer.echo(f"gateway listens on {address}", err=True)
+    collect_seldom()
     uvicorn.Server(server_config(app, settings)).run(sockets=[listener])
 
 

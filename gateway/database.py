@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from types import TracebackType
 
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -26,13 +26,24 @@ def connect(url: str) -> AsyncEngine:
     )
 
 
-@contextlib.asynccontextmanager
-async def reachable() -> AsyncIterator[None]:
+class _Reachable(contextlib.AbstractAsyncContextManager[None]):
+    def __init__(self) -> None:
+        self._limit = asyncio.timeout(SECONDS)
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, traceback)
+        except TimeoutError as timeout:
+            error = timeout
+        if isinstance(error, Exception) and is_away(error):
+            raise unavailable("The ledger's database is away.") from error
+
+
+def reachable() -> contextlib.AbstractAsyncContextManager[None]:
     """Turn "the database is away" within the block into ApiError 503 with Retry-After; other errors pass."""
-    try:
-        async with asyncio.timeout(SECONDS):
-            yield
-    except Exception as error:
-        if not is_away(error):
-            raise
-        raise unavailable("The ledger's database is away.") from error
+    return _Reachable()
