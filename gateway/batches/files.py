@@ -66,7 +66,7 @@ class ChunkWriter:
 async def begin_file(conn: AsyncConnection, org_id: UUID, key_id: UUID, purpose: Purpose, filename: str) -> UUID:
     """A file that nobody sees yet; add its chunks, then finish it."""
     identifier = new_id()
-    expires_at = _in(KEEP_SECONDS)
+    expires_at = func.now() + timedelta(seconds=KEEP_SECONDS)
     row = {"id": identifier, "org_id": org_id, "key_id": key_id, "purpose": purpose, "filename": filename}
     await conn.execute(insert(file).values(row | {"expires_at": expires_at}))
     return identifier
@@ -77,8 +77,9 @@ async def add_chunk(conn: AsyncConnection, identifier: UUID, number: int, data: 
 
 
 async def finish_file(conn: AsyncConnection, identifier: UUID, size: int, keep_seconds: int) -> StoredFile:
-    """From now on it is there, for so long."""
-    change = update(file).where(file.c.id == identifier).values(bytes=size, expires_at=_in(keep_seconds))
+    """From now on it is there, for so long after it was begun."""
+    expires_at = file.c.created_at + timedelta(seconds=keep_seconds)
+    change = update(file).where(file.c.id == identifier).values(bytes=size, expires_at=expires_at)
     return StoredFile(**(await conn.execute(change.returning(*_COLUMNS))).mappings().one())
 
 
@@ -159,7 +160,3 @@ _SPAN = text(
 
 def _seen_by(org_id: UUID) -> tuple[ColumnElement[bool], ...]:
     return file.c.org_id == org_id, file.c.bytes.is_not(None), file.c.expires_at > func.now()
-
-
-def _in(seconds: int) -> ColumnElement[datetime]:
-    return func.now() + timedelta(seconds=seconds)

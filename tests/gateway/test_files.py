@@ -1,5 +1,6 @@
 """`/v1/files` with OpenAI's own client: content goes in and out in pieces, belongs to an organisation, and expires."""
 
+import asyncio
 import hashlib
 import random
 import tracemalloc
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, PermissionDeniedError
+from openai.types import FileObject
 from sqlalchemy import func, select, text
 
 from billing.people import create_key
@@ -106,9 +108,17 @@ async def test_files_are_listed_in_pages(gateway: Gateway) -> None:
 
 async def test_a_file_expires(gateway: Gateway) -> None:
     sdk = gateway.sdk
-    policy: Any = {"anchor": "created_at", "seconds": 3600}
-    made = await sdk.files.create(file=("a", b"x"), purpose="batch", expires_after=policy)
-    assert made.expires_at == made.created_at + 3600
+    policy = b'--b\r\ncontent-disposition: form-data; name="expires_after[%s]"\r\n\r\n%s\r\n'
+
+    async def slowly() -> Any:
+        yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
+        await asyncio.sleep(1.1)
+        yield b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        yield policy % (b"anchor", b"created_at") + policy % (b"seconds", b"3600") + b"--b--"
+
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    made = FileObject(**(await gateway.http.post("/v1/files", content=slowly(), headers=headers)).json())
+    assert made.expires_at == made.created_at + 3600, "however long it took to come"
     async with gateway.engine.begin() as connection:
         await connection.execute(text("UPDATE file SET expires_at = now() - interval '1 second'"))
     with pytest.raises(NotFoundError):
