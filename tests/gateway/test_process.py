@@ -164,6 +164,7 @@ async def test_sigterm_under_load(launcher: Launcher, client: Gateway, upstream:
     """New requests are refused, those under way are answered in full, and every answer has its row."""
     upstream.words, upstream.pause = ["a "] * 10, 0.03
     answered: list[str] = []
+    under_load = asyncio.Event()
 
     async def ask(stream: bool) -> None:
         with contextlib.suppress(httpx.TransportError):  # refused, or its idle connection was just closed
@@ -172,12 +173,12 @@ async def test_sigterm_under_load(launcher: Launcher, client: Gateway, upstream:
                 assert answer.status_code == 200 and answer.text.count("a ") == 10
                 assert not stream or answer.text.endswith("data: [DONE]\n\n")
                 answered.append(answer.headers["x-farthing-trace-id"])
+                if len(answered) == 32:
+                    under_load.set()
 
     async with launcher.running(port) as process:
         asking = [asyncio.create_task(ask(number % 2 == 0)) for number in range(16)]
-        async with asyncio.timeout(30):
-            while len(answered) < 32:
-                await asyncio.sleep(0.05)
+        await asyncio.wait_for(under_load.wait(), 30)
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(asyncio.gather(*asking), 10)
         await asyncio.wait_for(process.wait(), 10)
