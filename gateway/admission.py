@@ -13,7 +13,7 @@ from billing.records import TOKEN_CLASSES
 from gateway.call import Call
 from gateway.database import reachable
 from gateway.dispatch import Dispatcher
-from gateway.errors import budget_refusal, limit_refusal
+from gateway.errors import ApiError, budget_refusal, limit_refusal
 from gateway.operation import Operation
 from gateway.upstreams.upstream import PromptSize
 
@@ -133,9 +133,16 @@ def _output(
         return 0, None
     room = size.room
     if call.max_output is not None:
-        wanted = max(call.max_output, 0)
-        return (wanted if room is None else min(wanted, room)), None
+        if call.max_output < 0:
+            raise _endless(call)
+        return (call.max_output if room is None else min(call.max_output, room)), None
     affordable = _affordable(call, size, price, money, tokens)
     if room is not None and affordable >= room:
         return room, None
     return max(affordable, 1), max(affordable, 1)
+
+
+def _endless(call: Call) -> ApiError:
+    name = "max_output_tokens" if call.api == "responses" else "max_tokens"
+    text = f"`{name}` is below 0, which some upstreams read as no limit. Send a limit, or leave it out."
+    return ApiError(400, "invalid_value", text, param=name)

@@ -1,7 +1,17 @@
 """The text completions surface: a prompt in place of a conversation, otherwise as chat completions."""
 
 from gateway.api.chat import ChatWriter, without_account
-from gateway.api.fields import Fields, choices, invalid, is_streamed, model_name, optional, read_fields, user_tags
+from gateway.api.fields import (
+    Fields,
+    answers,
+    choices,
+    invalid,
+    is_streamed,
+    model_name,
+    optional,
+    read_fields,
+    user_tags,
+)
 from gateway.api.openai import error_body, max_output, stream_options
 from gateway.api.prompt import Prompt, as_messages, read_prompt
 from gateway.call import Call
@@ -46,4 +56,4 @@ def _answers(fields: Fields, prompt: Prompt) -> int:
     shown, written = choices(fields), choices(fields, "best_of")
     if fields.get("best_of") is not None and written < shown:
         raise invalid("best_of", f"must be at least `n`, which is {shown}")
-    return max(shown, written) * len(prompt)
+    return answers(fields) * len(prompt)

@@ -15,7 +15,7 @@ class CountTokensSurface:
     api = "count_tokens"
 
     def decode(self, body: bytes) -> Call:
-        return decode_messages(self.api, read_fields(body), max_output=0, stream=False)
+        return decode_messages(self.api, read_fields(body), stream=False)
 
     def error(self, error: ApiError) -> bytes:
         return error_body(error)

@@ -86,6 +86,11 @@ def choices(fields: Mapping[str, msgspec.Raw], name: str = "n") -> int:
     return value or 1
 
 
+def answers(fields: Mapping[str, msgspec.Raw]) -> int:
+    """How many answers are written, and paid, for one prompt: by whatever name an upstream takes the number."""
+    return max(choices(fields, name) for name in ("n", "best_of", "n_cmpl"))
+
+
 def user_tags(user: str | None) -> dict[str, str]:
     """`user` is a tag for the reader of the ledger; who pays is decided by the key alone."""
     return {"user": storable(user)} if user else {}

@@ -10,6 +10,7 @@ import msgspec
 from gateway.api.chunk import read_chunk
 from gateway.api.fields import (
     Fields,
+    answers,
     encoded,
     invalid,
     is_streamed,
@@ -23,6 +24,7 @@ from gateway.api.messages_input import Conversation
 from gateway.api.messages_output import blocks, error_body, new_message, stop, usage_object
 from gateway.api.messages_stream import MessagesWriter
 from gateway.api.messages_tools import effort, tool_choice, tools
+from gateway.api.openai import max_output
 from gateway.api.parts import Parts
 from gateway.call import Call, Unsaid
 from gateway.errors import ApiError
@@ -65,8 +67,8 @@ class MessagesSurface:
 
     def decode(self, body: bytes) -> Call:
         fields = read_fields(body)
-        max_tokens: int = required(fields, "max_tokens", int, "an integer")
-        return decode_messages(self.api, fields, max_tokens, is_streamed(fields))
+        required(fields, "max_tokens", int, "an integer")
+        return decode_messages(self.api, fields, is_streamed(fields))
 
     def error(self, error: ApiError) -> bytes:
         return error_body(error)
@@ -86,7 +88,7 @@ class MessagesSurface:
         return MessagesWriter(_stop_sequences(call), _shows_thinking(call))
 
 
-def decode_messages(api: str, fields: Fields, max_output: int, stream: bool) -> Call:
+def decode_messages(api: str, fields: Fields, stream: bool) -> Call:
     """Raises ApiError 400 naming what is wrong and where."""
     turns: list[Json] = required(fields, "messages", list[dict[str, Any]], "an array of message objects")
     if not turns:
@@ -101,8 +103,8 @@ def decode_messages(api: str, fields: Fields, max_output: int, stream: bool) -> 
         stream=stream,
         include_usage=True,
         continuous_usage=False,
-        max_output=max_output,
-        choices=1,
+        max_output=max_output(chat),
+        choices=answers(chat),
         has_tools="tools" in chat,
         tags=user_tags(optional(chat, "user", str, "a string")),
         fields={**chat, "messages": encoded(conversation.messages)},

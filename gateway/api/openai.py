@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 
 from engine.protocol import ErrorBody, ErrorDetail
-from gateway.api.fields import Fields, choices, is_streamed, model_name, optional, read_fields, required, user_tags
+from gateway.api.fields import Fields, answers, is_streamed, model_name, optional, read_fields, required, user_tags
 from gateway.call import Call
 from gateway.errors import ApiError, UpstreamReplyError
 from gateway.settings import ROLES, Settings
+
+_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+"""The second is the first's older name; the third is llama.cpp's, which goes before the others there."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -33,7 +36,7 @@ def decode_chat(body: bytes) -> Call:
         include_usage=options.include_usage or False,
         continuous_usage=options.continuous_usage_stats or False,
         max_output=max_output(fields),
-        choices=choices(fields),
+        choices=answers(fields),
         has_tools=bool(optional(fields, "tools", list[msgspec.Raw], "an array")),
         tags=user_tags(optional(fields, "user", str, "a string")),
         fields=fields,
@@ -52,12 +55,11 @@ def stream_options(fields: Fields) -> StreamOptions:
 
 
 def max_output(fields: Fields) -> int | None:
-    """max_completion_tokens, else max_tokens (its older name). Any integer is let through: the upstream judges it."""
-    for name in ("max_completion_tokens", "max_tokens"):
-        value: int | None = optional(fields, name, int, "an integer")
-        if value is not None:
-            return value
-    return None
+    """The largest of the limits given, since upstreams differ in which one they obey; but one below 1, which some take
+    for no limit, before all. Any integer is let through: the upstream judges it."""
+    found = (optional(fields, name, int, "an integer") for name in _LIMITS)
+    given = [limit for limit in found if limit is not None]
+    return max(given) if given and min(given) > 0 else min(given, default=None)
 
 
 def error_body(error: ApiError) -> bytes:

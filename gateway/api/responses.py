@@ -7,6 +7,7 @@ import msgspec
 from gateway.api.chunk import Choice, read_chunk
 from gateway.api.fields import (
     Fields,
+    answers,
     encoded,
     invalid,
     is_streamed,
@@ -16,7 +17,7 @@ from gateway.api.fields import (
     required,
     user_tags,
 )
-from gateway.api.openai import error_body
+from gateway.api.openai import error_body, max_output
 from gateway.api.parts import Parts
 from gateway.api.responses_input import Items
 from gateway.api.responses_object import Answer
@@ -82,8 +83,8 @@ class ResponsesSurface:
             stream=is_streamed(fields),
             include_usage=True,
             continuous_usage=False,
-            max_output=optional(fields, "max_output_tokens", int, "an integer"),
-            choices=1,
+            max_output=max_output(chat),
+            choices=answers(chat),
             has_tools="tools" in chat,
             tags=user_tags(optional(fields, "user", str, "a string")),
             fields={**chat, "messages": encoded(items.messages)},

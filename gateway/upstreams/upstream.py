@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, BlockChanges, TokenizeReply
+from gateway.api.prompt import read_prompt
 from gateway.call import Call
 from gateway.settings import UpstreamSettings, UsageSettings
 from gateway.upstreams.anthropic import AnthropicDialect, counted
@@ -29,6 +30,12 @@ TEMPLATE_FIELDS = {
     "embedding": (),
 }
 """What of a request decides the prompt's tokens, by the kind of call."""
+NO_PROMPT = frozenset(
+    {"model", "user", "metadata", "stop", "stop_sequences", "logit_bias", "stream_options", "service_tier"}
+    | {"prompt_cache_key", "safety_identifier"}
+)
+"""Fields that no upstream makes a part of the prompt. Of others (`response_format`, `functions`, those that we do not
+know) some do."""
 TEMPLATE_TOKENS = 32
 """Tokens allowed for the chat template around one message, and once for the whole prompt, in the upper bound."""
 TOOL_TOKENS = 1024
@@ -209,17 +216,28 @@ async def _body(reply: Reply) -> bytes | None:
 def prompt_upper_bound(call: Call, context: int | None) -> PromptSize:
     """For an upstream whose tokenizer we do not have: no byte-level tokenizer makes more tokens than there are bytes.
 
-    Every byte of the prompt's and tools' JSON counts as a token, and the template gets TEMPLATE_TOKENS a message and
-    TOOL_TOKENS where there are tools.
+    Every byte of JSON that may become part of the prompt counts as a token, and the template gets TEMPLATE_TOKENS a
+    message and TOOL_TOKENS where there are tools. Each text of a list may fill the context.
     Media parts have no such bound: callers must not use it for them. The prompt may be much shorter than its bound, so
     all of the context may be left for the output.
     """
-    names = ("messages", "system", "prompt", "input", "instructions", "tools")
-    bodies = (call.fields, call.original or {})  # either may be what is sent
-    size = max(sum(len(bytes(body[name])) for name in names if name in body) for body in bodies)
+    size = max(_prompt_bytes(body) for body in (call.fields, call.original or {}))  # either may be what is sent
     around = TEMPLATE_TOKENS * (len(call.messages) + 1) + (TOOL_TOKENS if call.has_tools else 0)
     bound = size + around
-    return PromptSize(bound if context is None else min(bound, context), context)
+    return PromptSize(bound if context is None else min(bound, context * _texts(call)), context)
+
+
+def _prompt_bytes(body: Mapping[str, msgspec.Raw]) -> int:
+    """Of texts, lists and objects; a number or a word like `true` is no part of a prompt."""
+    values = (bytes(raw) for name, raw in body.items() if name not in NO_PROMPT)
+    return sum(len(value) for value in values if value[:1] in (b'"', b"[", b"{"))
+
+
+def _texts(call: Call) -> int:
+    """How many prompts a call has."""
+    return (
+        1 if call.kind == "chat" else len(read_prompt(call.fields, "prompt" if call.kind == "completion" else "input"))
+    )
 
 
 def engine_prompt_size(body: bytes) -> PromptSize:
