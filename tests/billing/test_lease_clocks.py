@@ -1,25 +1,17 @@
 """Windows and clocks: the database decides which window it is, and none is opened twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import leases as leases_module
 from billing import settlements
 from billing.leases import BudgetExhausted, Leases
 from tests.billing.replicas import a_replica, admit, budget, row, wrong_sums
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(database_url, pool_size=20)
-    yield engine
-    await engine.dispose()
 
 
 async def shift_clock(engine: AsyncEngine, interval: str) -> None:

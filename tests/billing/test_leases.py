@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from pathlib import Path
@@ -22,19 +21,6 @@ from billing.ledger import Ledger
 from billing.notices import Notices
 from billing.spool import Spool
 from tests.billing.replicas import a_replica, admit, budget, budgets_of, row, until, wrong_sums
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(database_url, pool_size=20)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def leases(engine: AsyncEngine) -> AsyncIterator[Leases]:
-    async with a_replica(engine) as leases:
-        yield leases
 
 
 async def charge(engine: AsyncEngine, *rows: Any) -> None:

@@ -1,31 +1,17 @@
 """Rate limits: requests and tokens a minute, calls at once, over replicas and one real PostgreSQL."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import lease_store
 from billing.leases import BudgetExhausted, Hold, Leases, LimitExceeded
 from billing.limits import list_limits, remove_limit, set_limit
 from billing.notices import Notices
 from tests.billing.replicas import a_replica, admit, budget, limit, until
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(database_url, pool_size=20)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def leases(engine: AsyncEngine) -> AsyncIterator[Leases]:
-    async with a_replica(engine) as leases:
-        yield leases
 
 
 @pytest.fixture(autouse=True)
