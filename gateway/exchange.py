@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from gateway.api.surface import StreamWriter
@@ -39,9 +39,7 @@ class Exchange:
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
-        self.headers: dict[str, str] = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        self.headers = read_headers(scope["headers"])
         self.peer_address: str = (scope.get("client") or ("", 0))[0]
         """Of the socket's other end; "" where there is none."""
         self.trusted = Trusted.of(scope)
@@ -146,6 +144,18 @@ class Exchange:
             await self.write(self.writer.fail(error), last=True)
         else:
             await self.respond(error.status, {**headers, **error.headers}, body)
+
+
+def read_headers(pairs: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By their names in lower case. What comes more than once is one list (RFC 9110, 5.3): each proxy may add its own
+    X-Forwarded-For, and of two credentials neither counts."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+    if len(headers) < len(pairs):
+        values: dict[str, list[str]] = {}
+        for name, value in pairs:
+            values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        headers = {name: ", ".join(several) for name, several in values.items()}
+    return headers
 
 
 def _too_large(limit: int) -> ApiError:

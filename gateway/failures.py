@@ -13,6 +13,7 @@ from gateway.upstreams.upstream import Upstream
 PASSED_THROUGH = frozenset({400, 404, 409, 413, 415, 422, 429})
 """Upstream answers that concern the caller's request; anything else concerns the operator and becomes a 502."""
 PASSED_HEADERS = ("content-type", "retry-after", "x-should-retry")
+LONGEST_WAIT_SECONDS = 24 * 3600.0
 REPEATABLE = frozenset({408, 500, 502, 503, 504, 529})
 """Nothing was computed, or it was lost before a byte of it: another try may succeed. 529: an upstream is overloaded."""
 
@@ -84,16 +85,17 @@ def of_reply(upstream: Upstream, status: int, headers: Mapping[str, str], body: 
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that an answer's Retry-After asks for, given as such or as a date; 0 where it asks for nothing."""
+    """Seconds that an answer's Retry-After asks for, given as such or as a date, at most LONGEST_WAIT_SECONDS; 0 where
+    it asks for nothing that can be read."""
     value = headers.get("retry-after", "")
     try:
         seconds = float(value)
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):  # the latter: a year of twenty digits
             return 0.0
-    return seconds if 0 < seconds < math.inf else 0.0
+    return min(seconds, LONGEST_WAIT_SECONDS) if 0 < seconds < math.inf else 0.0
 
 
 def _failed(status: int, text: str) -> ApiError:

@@ -13,6 +13,7 @@ from gateway.attribution import refuse_addresses
 from gateway.auth import Keys, check_route
 from gateway.client_address import client_address
 from gateway.errors import ApiError
+from gateway.exchange import read_headers
 from gateway.live import Live
 
 log = structlog.get_logger()
@@ -22,7 +23,7 @@ AnyRequest = Request[Any, Any, Any]
 
 async def authenticated(request: AnyRequest, live: Live, keys: Keys, api: str) -> Principal:
     """Raises ApiError as `Keys.authenticate` does, and when the key may not use `api`."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.scope["headers"]}
+    headers = read_headers(list(request.scope["headers"]))
     peer = (request.scope.get("client") or ("", 0))[0]
     address = client_address(peer, headers, live.settings.trusted_proxies)
     principal = await keys.authenticate(headers, address)

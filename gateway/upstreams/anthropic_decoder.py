@@ -69,7 +69,7 @@ class AnthropicDecoder:
         frame = self._frame(event)
         if self._native:
             frame = frame or Frame(b"{}", plain=True)
-            line = data.replace(b"\n", b" ")  # JSON has them between its values only
+            line = data.replace(b"\n", b" ").replace(b"\r", b" ")  # JSON has them between its values only
             frame.native = b"event: %s\ndata: %s\n\n" % (event.type.encode(), line)
         return () if frame is None else (frame,)
 

@@ -88,6 +88,8 @@ class ChatDecoder:
         if data == b"[DONE]":
             self.ended = True
             return ()
+        if b"\n" in data or b"\r" in data:  # JSON has them between its values only; relayed they would begin a new line
+            data = data.replace(b"\n", b" ").replace(b"\r", b" ")
         return (self.whole(data),)
 
     def whole(self, body: bytes) -> Frame:

@@ -187,4 +187,6 @@ class AiohttpReply:
 
 
 def _words(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientResponseError):  # its words are the bytes that came, and our upstream's address
+        return "what it sent is not HTTP"
     return str(error) or type(error).__name__

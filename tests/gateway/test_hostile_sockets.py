@@ -1,11 +1,14 @@
-"""What a hostile caller does to its connection: bytes without end, trailers that pose as headers, requests in a row."""
+"""What a hostile caller does to its connection: bytes without end, headers in the wrong place, requests in a row."""
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
-from tests.gateway.running import CHAT, Gateway
+from billing.people import restrict_key
+from billing.restrictions import Restrictions, networks
+from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted, frame
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -44,6 +47,23 @@ async def test_a_trailer_is_no_header(gateway: Gateway, upstream: Scripted) -> N
     writer.transport.abort()
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert not upstream.chats
+
+
+async def test_every_header_of_a_name_counts(settings: dict[str, Any], upstream: Scripted) -> None:
+    """A proxy may add a line of its own: the last line alone would name the proxy in front of it as the caller."""
+    settings["trusted_proxies"] = ["127.0.0.1", "10.0.0.0/8"]
+    body = json.dumps(CHAT).encode()
+    async with running_gateway(settings) as gateway:
+        async with gateway.engine.begin() as connection:
+            await restrict_key(connection, gateway.people.key, Restrictions(networks=networks(["10.0.0.0/8"])))
+        for client, status in (("203.0.113.9", b"403"), ("10.1.1.1", b"200")):
+            lines = f"x-forwarded-for: {client}\r\nx-forwarded-for: 10.0.0.2"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\n{lines}\r\ncontent-length: {len(body)}"
+            async with gateway.socket(head, body) as (reader, _):
+                assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == status
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer fk-x\r\ncontent-length: {len(body)}"
+        async with gateway.socket(head, body) as (reader, _):
+            assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"401"
 
 
 async def test_many_wishes_to_upgrade_in_a_row(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
