@@ -1,5 +1,5 @@
-"""uvicorn with what it lacks: a deadline and a size limit for request headers, bodies beside `Upgrade`, and word of a
-connection that is lost."""
+"""uvicorn with what it lacks: a deadline and a size limit for request headers, bodies beside `Upgrade`, an end for
+callers that do not read, and word of a connection that is lost."""
 
 import asyncio
 import contextlib
@@ -22,6 +22,9 @@ MAX_HEADER_BYTES = 64 * 1024
 BACKLOG = 10_000
 """Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
 OPEN_FILES = 65_536
+STALLED_SECONDS = 60.0
+"""A caller that takes nothing of its answer for so long is gone: it would hold its place, here and upstream, for ever.
+"""
 YOUNG_OBJECTS = 20_000
 
 
@@ -36,6 +39,8 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
         """Received since the parser last made something of it: it holds a header's value until its end."""
         _in_headers = True
         _data = b""
+        _stalled: asyncio.TimerHandle | None = None
+        _unsent = 0
         _again = b""
         """What is to be parsed anew, after a wish to upgrade."""
 
@@ -115,8 +120,32 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
             self.parser = httptools.HttpRequestParser(self)
             self._again = b"".join([*head, b"\r\n", self._data[stopped.args[0] :]])
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch_reader()
+
+        def resume_writing(self) -> None:
+            self._unwatch_reader()
+            super().resume_writing()
+
+        def _watch_reader(self) -> None:
+            self._unsent = self.transport.get_write_buffer_size()
+            self._stalled = self.loop.call_later(STALLED_SECONDS, self._look_at_reader)
+
+        def _unwatch_reader(self) -> None:
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
+
+        def _look_at_reader(self) -> None:
+            if self.transport.get_write_buffer_size() == self._unsent:
+                self.transport.abort()
+            else:
+                self._watch_reader()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            self._unwatch_reader()
             super().connection_lost(exc)
             self._peer.lost()
 

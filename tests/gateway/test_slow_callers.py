@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import Gateway
+from tests.gateway.running import CHAT, Gateway
+from tests.gateway.scripted import Scripted
 
 
 @pytest.fixture
@@ -78,3 +79,29 @@ async def test_a_quick_caller_keeps_its_connection(gateway: Gateway) -> None:
     assert (await gateway.chat()).status_code == 200
     await asyncio.sleep(0.8)
     assert (await gateway.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("model", ["tiny", "hosted"])
+async def test_who_stops_reading_is_gone(
+    gateway: Gateway, upstream: Scripted, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr("gateway.server.STALLED_SECONDS", 0.5)
+    upstream.words = ["x" * 100_000] * 1000
+    async with gateway.raw_chat(model=model, stream=True) as (reader, writer):
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.transport.pause_reading()
+        row = await gateway.row()
+    assert row["status"] == "client_closed" and row["attempts"][0]["output_text"] > 0
+    assert "farthing_requests_in_flight 0.0" in (await gateway.http.get("/metrics")).text
+
+
+async def test_who_reads_slowly_is_not(gateway: Gateway, upstream: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.server.STALLED_SECONDS", 0.5)
+    upstream.words = ["x" * 100_000] * 100
+    received = 0
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
+        async for piece in answer.aiter_bytes(1_000_000):
+            received += piece.count(b"x")
+            await asyncio.sleep(0.2)
+    assert received >= 10_000_000
+    assert (await gateway.row())["status"] == "ok"
