@@ -32,6 +32,8 @@ PARTITION_EVERY_SECONDS = 3600.0
 _SQLSTATE_OF_THE_DATA = ("22", "23")
 """Error classes of bad data: data exception, integrity violation."""
 
+_FOREIGN_KEY = "23503"
+
 log = structlog.get_logger(__name__)
 
 
@@ -125,13 +127,20 @@ class Ledger:
                 self._last_error, self._copied_at, pause = None, datetime.now(UTC), IDLE_SECONDS
             await asyncio.sleep(pause)
 
-    async def _store(self, records: Sequence[OperationRecord], refused: list[tuple[str, bytes]]) -> int:
-        """One transaction; where the data is at fault, halves of it, down to the record that is."""
+    async def _store(
+        self, records: Sequence[OperationRecord], refused: list[tuple[str, bytes]], again: bool = False
+    ) -> int:
+        """One transaction; where the data is at fault, halves of it, down to the record that is.
+
+        A budget that goes meanwhile looks like bad data too, but not to the next transaction.
+        """
         try:
             return await self._insert(records)
         except DBAPIError as error:
             if not _data_is_at_fault(error):
                 raise
+            if len(records) == 1 and not again and _sqlstate(error) == _FOREIGN_KEY:
+                return await self._store(records, refused, again=True)
             if len(records) == 1:
                 await self._settle_refused(records[0])
                 refused.append((f"refused by the database: {error.orig}", encode(records[0]).rstrip(b"\n")))
@@ -171,7 +180,11 @@ class Ledger:
 
 def _data_is_at_fault(error: DBAPIError) -> bool:
     """Whether another try cannot cure it."""
-    return (getattr(error.orig, "sqlstate", None) or "").startswith(_SQLSTATE_OF_THE_DATA)
+    return _sqlstate(error).startswith(_SQLSTATE_OF_THE_DATA)
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""
 
 
 def _attempt_rows(record: OperationRecord) -> Iterator[dict[str, Any]]:

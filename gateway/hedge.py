@@ -83,8 +83,10 @@ def _drop(racer: Racer, last: Sequence[Attempt]) -> None:
         racer.task.cancel()
     elif racer.failure is None and not racer.task.cancelled():
         _in_background(_give_back(racer.task.result()))
-    if attempt.ended is None and attempt not in last:
-        attempt.end("client_closed")
+    if attempt not in last:  # the caller pays for one at most
+        attempt.billable = False
+        if attempt.ended is None:
+            attempt.end("client_closed")
 
 
 def _in_background(work: Coroutine[Any, Any, None]) -> None:

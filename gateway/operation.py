@@ -10,7 +10,7 @@ from billing.charge import total
 from billing.ids import new_id
 from billing.leases import Hold
 from billing.people import Principal
-from billing.prices import Tier
+from billing.prices import PriceBook, Tier
 from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
 from engine.protocol import Account
 from gateway.attribution import Attribution
@@ -117,6 +117,8 @@ class Operation:
     http_status: int = 200
     finish_reason: str | None = None
     error: str | None = None
+    book: PriceBook | None = None
+    """The prices it was admitted at: those it is settled at too, whatever changes meanwhile."""
     hold: Hold | None = None
     """What is held in budgets and limits until the row is written."""
     dropped: tuple[str, ...] = ()

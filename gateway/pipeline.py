@@ -248,7 +248,8 @@ class Pipeline:
 
     async def _admit(self, operation: Operation, call: Call, model: str) -> int | None:
         with self._tracing.span("admit"):
-            admitted = await self._admission.admit(operation, call, model, self._prices.book())
+            operation.book = self._prices.book()
+            admitted = await self._admission.admit(operation, call, model, operation.book)
             operation.hold, operation.reserved_output = admitted.hold, admitted.output
             return admitted.cap
 
@@ -278,8 +279,11 @@ class Pipeline:
             self._metrics.observe(record)
             try:
                 await self._spool.append(record)
-            except SpoolError as error:
-                log.critical("operation not recorded", operation=str(operation.id), reason=str(error))
+            except Exception as error:  # SpoolError, or whatever it is: nothing may stay held
+                known = isinstance(error, SpoolError)
+                log.critical(
+                    "operation not recorded", operation=str(operation.id), reason=str(error), exc_info=not known
+                )
                 if operation.hold is not None:
                     self._admission.release(operation.hold)
                 raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
@@ -302,7 +306,8 @@ class Pipeline:
     def _settle(self, operation: Operation, currency: str) -> list[Priced]:
         if not operation.attempts:
             return []
-        book = self._prices.book()
+        book = operation.book
+        assert book is not None, "what was attempted was admitted"
         return [price_attempt(attempt, operation, book, currency) for attempt in operation.attempts]
 
     async def _refuse(self, operation: Operation, exchange: Exchange, surface: Surface, error: ApiError) -> None:

@@ -23,6 +23,7 @@ from gateway.upstreams.usage import Usage
 from gateway.upstreams.usage_dialect import CostedUsage
 
 CHARACTERS_PER_TOKEN = 4
+NOTHING_USED = "usage has no tokens, and there is an answer"
 COSTED_IN = "USD"
 """Currency of the cost in a `CostedUsage`."""
 
@@ -85,7 +86,9 @@ def count(attempt: Attempt, call: Call, most_output: int | None = None) -> tuple
     if usage is not None:
         reported, flag = _reported(usage)
         odd = "; ".join(words for words in (attempt.odd, flag) if words) or None
-        if usage is attempt.delivered and attempt.unreported_characters and not _is_whole(attempt):
+        if not reported.prompt_tokens + reported.completion_tokens and attempt.delivered_characters:
+            return _estimate(attempt, call, most_output), "estimated", "; ".join(filter(None, (odd, NOTHING_USED)))
+        if usage is attempt.delivered and attempt.unreported_characters:
             return _with_unreported(reported, attempt, most_output), "estimated", odd
         return _delivered(reported, attempt), source, odd
     if attempt.delivered_characters == 0 and (attempt.is_engine or attempt.status == "upstream_error"):
@@ -135,8 +138,13 @@ def _is_whole(attempt: Attempt) -> bool:
 
 
 def _with_unreported(tokens: TokenClasses, attempt: Attempt, most_output: int | None) -> TokenClasses:
-    """Reported tokens and, estimated, what was delivered after the report: Anthropic's first event has one of these."""
-    output = tokens.output_text + _tokens_in(attempt.unreported_characters)
+    """Reported tokens and, estimated, what was delivered after the report: Anthropic's first event has one of these.
+
+    Of a whole answer the last report may already have counted what followed, so there nothing is added up.
+    """
+    unreported = _tokens_in(attempt.unreported_characters)
+    whole = _is_whole(attempt)
+    output = max(tokens.output_text, unreported) if whole else tokens.output_text + unreported
     if most_output is not None:
         output = max(min(output, most_output - tokens.output_reasoning), tokens.output_text)
     return msgspec.structs.replace(tokens, output_text=output)

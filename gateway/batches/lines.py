@@ -1,6 +1,7 @@
 """Lines of a batch: what one of the input file must look like, and what becomes of it in the output or error file."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +12,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 MAX_CUSTOM_ID = 512
 _PROMPTS = ("messages", "prompt", "input", "instructions", "tools")
 _BYTES_PER_TOKEN = 4
+_MOST_TOKENS = 10**12
+"""No answer has more, and all of a batch's together fit into its columns."""
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -161,13 +164,18 @@ class _Answer(msgspec.Struct):
     usage: _Counts | None = None
 
 
+def _numbers(counts: _Counts) -> Iterator[int]:
+    for value in msgspec.structs.astuple(counts):
+        yield from msgspec.structs.astuple(value) if isinstance(value, _Details) else () if value is None else (value,)
+
+
 def usage_of(body: bytes) -> dict[str, int]:
     """What an answer says it used, as the batch's columns; nothing where it says nothing that makes sense."""
     try:
         counts = msgspec.json.decode(body, type=_Answer).usage
     except (msgspec.DecodeError, RecursionError):
         counts = None
-    if counts is None:
+    if counts is None or not all(0 <= count <= _MOST_TOKENS for count in _numbers(counts)):
         return {}
     into = counts.prompt_tokens_details or counts.input_tokens_details or _Details()
     out = counts.completion_tokens_details or counts.output_tokens_details or _Details()

@@ -111,6 +111,8 @@ def test_output_lines_are_lines() -> None:
             },
             (7, 1, 2, 1),
         ),
+        ({"prompt_tokens": 10**30, "completion_tokens": 1}, ()),  # would not fit, and cost its neighbours their results
+        ({"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -1}}, ()),
         ("many", ()),
         (None, ()),
     ],
