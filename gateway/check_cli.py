@@ -27,7 +27,7 @@ def check(
     try:
         settings = load(file, **PLACEHOLDERS)
     except ConfigurationError as error:
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         for line, mistake in zip(str(error).splitlines(), error.mistakes, strict=True):
             typer.echo(line, err=True)
             for shown in words.with_excerpt(mistake, text):

@@ -61,6 +61,8 @@ def _text(path: Path) -> str:
 def _tables(path: Path, text: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigurationError(path, [Mistake(None, "its tables or lists are nested too deeply")]) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(path, [_syntax(str(error), text)]) from error
     found = places(text)

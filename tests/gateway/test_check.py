@@ -87,3 +87,16 @@ async def test_a_probe_asks_whether_upstreams_are_there(tmp_path: Path, upstream
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     done = check(tmp_path / "no.toml")
     assert done.returncode == 1 and "no.toml: it cannot be read: No such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b'a = 1\nb = "\xff"\n', "UTF-8"), (b"a = " + b"[" * 100_000, "nested too deeply")],
+    ids=["latin-1", "deep"],
+)
+def test_a_file_that_is_no_text_or_has_no_bottom(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "farthing.toml"
+    path.write_bytes(content)
+    done = check(path)
+    assert done.returncode == 1 and said in done.stderr
+    assert "Traceback" not in done.stderr
