@@ -306,7 +306,7 @@ class Pool:
     def idle(self, now: float) -> None:
         """Want back what nobody uses, and what is left of windows that are over."""
         for account in self.accounts.values():
-            over = len(account.pots) > 1 or (account.pot is not None and now >= account.pot.ends)
+            over = any(_is_left_over(account, pot, now) for pot in account.pots.values())
             if over or (account.pot is not None and account.pot.idle(now)):
                 self.wanted.add(account)
 
@@ -355,6 +355,13 @@ class Pool:
             account = self.accounts.get(pot.key[0])
             if account is not None and account.pots.pop(pot.key[1], None) is account.pot:
                 account.pot = None
+
+
+def _is_left_over(account: Account, pot: Pot, now: float) -> bool:
+    """Whether there is something to give back of a window that is over; until calls settle there may be nothing, and
+    what the account has of the window of now is not to be given back for it again and again."""
+    over = pot is not account.pot or now >= pot.ends
+    return over and (pot.free > 0 or account.terms.window == "minute")
 
 
 def _seconds(start: datetime, end: datetime) -> float:

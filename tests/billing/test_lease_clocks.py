@@ -87,3 +87,20 @@ async def test_a_replica_whose_own_clock_is_wrong_agrees_with_the_others(
     monkeypatch.setattr("time.time", lambda: 0.0)
     async with a_replica(engine, "b.1") as two:
         assert (await admit(two, "1", key="k")).charges[0].starts_at == right.charges[0].starts_at
+
+
+async def test_a_call_from_the_window_before_does_not_cost_the_lease_of_now(engine: AsyncEngine) -> None:
+    """Else every call of the new window would wait for the database, for as long as the old call runs."""
+    await budget(engine, "key", "k", "10", window="hour")
+    async with a_replica(engine) as leases:
+        hold = await admit(leases, "1", key="k")
+        await shift_clock(engine, "1 hour")
+        past(leases, timedelta(hours=1))
+        leases.release(await admit(leases, "1", key="k"))
+        query = text("SELECT leased FROM budget_window ORDER BY starts_at")
+        for released in (False, True):
+            await asyncio.sleep(2 * leases_module.TICK_SECONDS + 0.2)
+            async with engine.connect() as conn:
+                old, new = (await conn.execute(query)).scalars()
+            assert (old == 0, released or new > 0) == (released, True)
+            leases.release(hold)
