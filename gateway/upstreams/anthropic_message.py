@@ -44,11 +44,11 @@ def said_in(content: list[Json]) -> tuple[Json, int]:
             details.append(detail("encrypted", len(details), data=block.get("data")))
         elif kind == "tool_use":
             arguments = msgspec.json.encode(block.get("input") or {}).decode()
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            function = {"name": str(block.get("name") or ""), "arguments": arguments}
+            calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
     said: Json = {"content": "".join(texts) if texts or not calls else None, "refusal": None}
     said |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
     said |= {"reasoning_details": details} if details else {}
     said |= {"tool_calls": calls} if calls else {}
-    called = sum(len(call["function"]["name"] or "") + len(call["function"]["arguments"]) for call in calls)
+    called = sum(len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls)
     return said, sum(map(len, texts)) + sum(map(len, thoughts)) + called

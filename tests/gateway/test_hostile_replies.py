@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gateway.failures import LONGEST_WAIT_SECONDS, retry_after
+from gateway.upstreams.anthropic_decoder import AnthropicDecoder
 from tests.gateway.running import Gateway
 from tests.gateway.scripted import Connection, Request, Scripted
 
@@ -60,3 +61,11 @@ async def test_an_event_of_several_lines_is_relayed_as_one(gateway: Gateway, ups
     lines = [line.removeprefix("data: ") for line in answer.text.replace("\r", "\n").split("\n") if line]
     assert [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]] == [{"content": "a"}, {}]
     assert lines[-1] == "[DONE]"
+
+
+def test_a_tool_whose_name_is_no_text() -> None:
+    """An answer of an imitation of Anthropic's must not be a fault of ours."""
+    call = {"type": "tool_use", "id": 1, "name": 2, "input": "x"}
+    body = json.dumps({"type": "message", "content": [call], "stop_reason": "tool_use"}).encode()
+    message = json.loads(AnthropicDecoder(native=False).whole(body).raw)["choices"][0]["message"]
+    assert message["tool_calls"] == [{"id": "1", "type": "function", "function": {"name": "2", "arguments": '"x"'}}]
