@@ -53,9 +53,8 @@ class Admission:
                     return Admitted(await self._leases.admit(operation.id, scopes, Need(Decimal(0), 0)))
             price = book.sale(model, operation.tier)
             if money is not None and not _has_bound(price):
-                async with reachable():
-                    await self._leases.admit(operation.id, scopes, Need(None, 0))
-                raise AssertionError("a hard budget refuses an unknown amount")
+                async with reachable():  # refuses it, unless the budget has gone meanwhile
+                    return Admitted(await self._leases.admit(operation.id, scopes, Need(None, 0)))
             size = await self._dispatcher.prompt_size(call, model)
             for last in [False] * (TRIES - 1) + [True]:
                 output, cap = _output(call, size, price, money, tokens)
@@ -68,6 +67,8 @@ class Admission:
                         if cap is None or last:
                             raise
                         money, tokens = await self._leases.remaining(scopes), await self._leases.tokens_left(scopes)
+                        if money is None and tokens is None:  # what refused it has gone meanwhile
+                            return Admitted(await self._leases.admit(operation.id, scopes, Need(Decimal(0), 0)))
                     else:
                         return Admitted(hold, cap, None if money is None else output * call.choices)
         raise AssertionError("the last try returns or raises")
