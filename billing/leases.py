@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 from uuid import UUID
 
 import structlog
@@ -33,6 +33,7 @@ __all__ = [
     "BudgetExhausted",
     "Hold",
     "Leases",
+    "Left",
     "LimitExceeded",
     "Need",
     "OtherCurrencyError",
@@ -57,6 +58,13 @@ MOST_SCOPES = 100_000
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
+
+
+class Left(NamedTuple):
+    """The least that is left in a hard budget, and in a limit of tokens, of all that apply; None: there is none."""
+
+    money: Decimal | None
+    tokens: int | None
 
 
 class _Waiting(Generic[T]):
@@ -94,30 +102,38 @@ class Leases:
         notices.subscribe(CHANNEL, self._noticed)
 
     async def admit(self, operation_id: UUID, scopes: Mapping[ScopeKind, Sequence[str]], need: Need) -> Hold:
+        """`admit_at_hand`, and where that has no answer `admit_waiting`."""
+        hold = self.admit_at_hand(operation_id, scopes, need)
+        return hold if hold is not None else await self.admit_waiting(operation_id, scopes, need)
+
+    def admit_at_hand(self, operation_id: UUID, scopes: Mapping[ScopeKind, Sequence[str]], need: Need) -> Hold | None:
         """Hold what the call needs in every budget and limit that a scope has, or in none.
 
-        `scopes` maps a kind to ids. Does not wait for the database while it knows the scopes and the leases suffice.
-        Soft budgets count the call and never refuse; one in another currency does not count it. Raises
-        BudgetExhausted, LimitExceeded, UnpricedError when the amount is unknown under a hard budget,
-        OtherCurrencyError; ValueError on a negative amount; database errors as they come.
+        None where the database has to be asked first: a scope is not known or the leases do not suffice. Then call
+        `admit_waiting`, which asks it.
+
+        `scopes` maps a kind to ids. Soft budgets count the call and never refuse; one in another currency does not
+        count it. Raises BudgetExhausted, LimitExceeded, UnpricedError when the amount is unknown under a hard budget,
+        OtherCurrencyError; ValueError on a negative amount.
         """
         refuse_bad_money(amount=need.amount)
-        hold = self._hold(operation_id, scopes, need, None)
-        if hold is None:
-            hold = await self._wait(lambda waiting: self._hold(operation_id, scopes, need, waiting))
-        return hold
+        return self._hold(operation_id, scopes, need, None)
 
-    async def remaining(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> Decimal | None:
-        """The least that is left in a hard budget of these scopes, as far as this replica knows; None: there is none.
+    async def admit_waiting(self, operation_id: UUID, scopes: Mapping[ScopeKind, Sequence[str]], need: Need) -> Hold:
+        """The same, when the database has been asked. Raises its errors too, as they come."""
+        return await self._wait(lambda waiting: self._hold(operation_id, scopes, need, waiting))
 
-        Waits for the database, and raises, as `admit` does. Raises OtherCurrencyError.
+    def left_at_hand(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> Left | None:
+        """What is left for these scopes, as far as this replica knows; None where `left` has to ask the database.
+
+        Raises OtherCurrencyError.
         """
-        return await self._least_left(scopes, "money")
+        return self._left(scopes)
 
-    async def tokens_left(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> int | None:
-        """The least that is left of a limit of tokens, likewise; None: there is none."""
-        left = await self._least_left(scopes, "tokens")
-        return None if left is None else int(left)
+    async def left(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> Left:
+        """The same; waits for the database where it must, and raises its errors as they come."""
+        found = self._left(scopes)
+        return found if found is not None else await self._wait(lambda _: self._left(scopes))
 
     def settle(self, hold: Hold, billed: Decimal | None, tokens: int) -> None:
         """The call is over and its row is spooled: keep what it was billed and used, the rest is free again.
@@ -220,22 +236,17 @@ class Leases:
             self._asks.add(account.terms.id)
         return now >= waiting.deadline
 
-    async def _least_left(self, scopes: Mapping[ScopeKind, Sequence[str]], unit: Unit) -> Decimal | None:
-        found = self._left(scopes, unit)
-        if found is None:
-            found = await self._wait(lambda _: self._left(scopes, unit))
-        return found[0]
-
-    def _left(self, scopes: Mapping[ScopeKind, Sequence[str]], unit: Unit) -> tuple[Decimal | None] | None:
-        """(the least that is left,) of a unit; None where the database has to be asked first."""
+    def _left(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> Left | None:
+        """None where the database has to be asked first."""
         now = time.monotonic()
         accounts = self._pool.find(scopes)
         if accounts is None:
             return None
-        least: Decimal | None = None
+        least: dict[Unit, Decimal] = {}
         unseen = False
         for account in accounts:
-            if account.unit != unit or not account.terms.hard:
+            unit = account.unit
+            if unit not in ("money", "tokens") or not account.terms.hard:
                 continue
             if unit == "money" and account.terms.currency != self._currency:
                 raise other_currency(self._pool, account, self._currency, now)
@@ -243,9 +254,13 @@ class Leases:
             if pot.seen < 0:
                 self._pool.refill(account)
                 unseen = True
-            left = max(pot.reach, NOTHING)
-            least = left if least is None else min(least, left)
-        return None if unseen else (least,)
+            left, known = pot.reach, least.get(unit)
+            if known is None or left < known:
+                least[unit] = max(left, NOTHING)
+        if unseen:
+            return None
+        tokens = least.get("tokens")
+        return Left(least.get("money"), None if tokens is None else int(tokens))
 
     async def _wait(self, attempt: Callable[[_Waiting[T]], T | None]) -> T:
         waiting = _Waiting(attempt)

@@ -5,14 +5,18 @@ the same. Windows are locked first, in the order of their keys, then leases, so 
 """
 
 from collections.abc import Iterable, Mapping
+from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.lease_pool import NOTHING
+from billing.lease_pool import NOTHING, Key
 from billing.records import OperationRecord
+
+_SUM = Context(prec=200_000, traps=[Inexact, InvalidOperation, Overflow])
+"""Exact for whatever two numbers PostgreSQL can hold."""
 
 _CHARGE = text("""
     INSERT INTO budget_window AS w (budget_id, starts_at, settled)
@@ -54,24 +58,25 @@ async def settle(conn: AsyncConnection, operations: Iterable[OperationRecord], c
     The charge counts in full even where it exceeds the hold; an unknown charge (None) counts nothing. `count=False`
     only ends the holds. A budget that is gone counts nothing.
     """
-    charges = [
-        (charge, operation.replica, operation.billed)
-        for operation in operations
-        for charge in operation.charges
-        if operation.billed
-    ]
-    if not charges:
+    counted: dict[Key, Decimal] = {}
+    ended: dict[tuple[Key, str], Decimal] = {}
+    for operation in operations:
+        billed = operation.billed
+        if billed:
+            for charge in operation.charges:
+                key, held = (charge.budget_id, charge.starts_at), min(billed, charge.held)
+                counted[key] = _SUM.add(counted.get(key, NOTHING), billed if count else NOTHING)
+                ended[key, operation.replica] = _SUM.add(ended.get((key, operation.replica), NOTHING), held)
+    if not counted:
         return
-    keys: dict[str, Any] = {
-        "budgets": [charge.budget_id for charge, _, _ in charges],
-        "starts": [charge.starts_at for charge, _, _ in charges],
-    }
-    await conn.execute(_CHARGE, keys | {"billed": [billed if count else NOTHING for _, _, billed in charges]})
-    spent = {
-        "replicas": [replica for _, replica, _ in charges],
-        "amounts": [min(billed, charge.held) for charge, _, billed in charges],
-    }
-    await conn.execute(_SPEND, keys | spent)
+    await conn.execute(_CHARGE, {**_columns(counted), "billed": list(counted.values())})
+    spent = {"replicas": [replica for _, replica in ended], "amounts": list(ended.values())}
+    await conn.execute(_SPEND, {**_columns(key for key, _ in ended), **spent})
+
+
+def _columns(keys: Iterable[Key]) -> dict[str, list[Any]]:
+    pairs = list(keys)
+    return {"budgets": [budget for budget, _ in pairs], "starts": [starts_at for _, starts_at in pairs]}
 
 
 async def set_aside(conn: AsyncConnection, operation_id: UUID) -> bool:

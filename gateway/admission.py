@@ -1,13 +1,14 @@
 """Admit or refuse: before a byte goes upstream, a call's worst case is held in every budget and limit that applies."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from uuid import UUID
 
 from billing.allowances import ScopeKind
 from billing.charge import affordable_output, worst_case
-from billing.leases import BudgetError, Hold, Leases, LimitExceeded, Need
+from billing.lease_pool import NOTHING
+from billing.leases import BudgetError, Hold, Leases, Left, LimitExceeded, Need
 from billing.prices import Price, PriceBook
 from billing.records import TOKEN_CLASSES
 from gateway.call import Call
@@ -45,33 +46,49 @@ class Admission:
         Raises ApiError 402 naming the exhausted scope, that the model is unpriced or that a budget is in another
         currency; 429 naming the limit; 503 when the database is away and no lease is at hand.
         """
+        try:
+            return await self._admit(operation, call, model, book)
+        except BudgetError as error:
+            raise budget_refusal(error) from error
+        except LimitExceeded as error:
+            raise limit_refusal(error) from error
+
+    async def _admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> Admitted:
         scopes = _scopes(operation, model)
-        with _refusals():
-            async with reachable():
-                money, tokens = await self._leases.remaining(scopes), await self._leases.tokens_left(scopes)
-                if money is None and tokens is None:
-                    return Admitted(await self._leases.admit(operation.id, scopes, Need(Decimal(0), 0)))
-            price = book.sale(model, operation.tier)
-            if money is not None and not _has_bound(price):
-                async with reachable():  # refuses it, unless the budget has gone meanwhile
-                    return Admitted(await self._leases.admit(operation.id, scopes, Need(None, 0)))
-            size = await self._dispatcher.prompt_size(call, model)
-            for last in [False] * (TRIES - 1) + [True]:
-                output, cap = _output(call, size, price, money, tokens)
-                amount = Decimal(0) if money is None else worst_case(price, size.tokens, output * call.choices)
-                need = Need(amount, size.tokens + output * call.choices)
-                async with reachable():
-                    try:
-                        hold = await self._leases.admit(operation.id, scopes, need)
-                    except (BudgetError, LimitExceeded):
-                        if cap is None or last:
-                            raise
-                        money, tokens = await self._leases.remaining(scopes), await self._leases.tokens_left(scopes)
-                        if money is None and tokens is None:  # what refused it has gone meanwhile
-                            return Admitted(await self._leases.admit(operation.id, scopes, Need(Decimal(0), 0)))
-                    else:
-                        return Admitted(hold, cap, None if money is None else output * call.choices)
+        money, tokens = self._leases.left_at_hand(scopes) or await self._left(scopes)
+        if money is None and tokens is None:
+            return Admitted(await self._hold(operation.id, scopes, Need(NOTHING, 0)))
+        price = book.sale(model, operation.tier)
+        if money is not None and not _has_bound(price):
+            # refuses it, unless the budget has gone meanwhile
+            return Admitted(await self._hold(operation.id, scopes, Need(None, 0)))
+        size = await self._dispatcher.prompt_size(call, model)
+        for last in [False] * (TRIES - 1) + [True]:
+            output, cap = _output(call, size, price, money, tokens)
+            amount = NOTHING if money is None else worst_case(price, size.tokens, output * call.choices)
+            try:
+                hold = await self._hold(operation.id, scopes, Need(amount, size.tokens + output * call.choices))
+            except (BudgetError, LimitExceeded):
+                if cap is None or last:
+                    raise
+                money, tokens = await self._left(scopes)
+                if money is None and tokens is None:  # what refused it has gone meanwhile
+                    return Admitted(await self._hold(operation.id, scopes, Need(NOTHING, 0)))
+            else:
+                return Admitted(hold, cap, None if money is None else output * call.choices)
         raise AssertionError("the last try returns or raises")
+
+    async def _left(self, scopes: Scopes) -> Left:
+        async with reachable():
+            return await self._leases.left(scopes)
+
+    async def _hold(self, operation_id: UUID, scopes: Scopes, need: Need) -> Hold:
+        """Most leases suffice, and need no clock."""
+        hold = self._leases.admit_at_hand(operation_id, scopes, need)
+        if hold is not None:
+            return hold
+        async with reachable():
+            return await self._leases.admit_waiting(operation_id, scopes, need)
 
     def settle(self, hold: Hold, billed: Decimal | None, tokens: int) -> None:
         """The operation has its row: what it was billed takes the place of what was held."""
@@ -80,17 +97,6 @@ class Admission:
     def release(self, hold: Hold) -> None:
         """The operation will never have a row."""
         self._leases.release(hold)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn a budget's refusal into a 402, a limit's into a 429."""
-    try:
-        yield
-    except BudgetError as error:
-        raise budget_refusal(error) from error
-    except LimitExceeded as error:
-        raise limit_refusal(error) from error
 
 
 def _scopes(operation: Operation, model: str) -> Scopes:

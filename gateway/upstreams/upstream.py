@@ -221,7 +221,9 @@ def prompt_upper_bound(call: Call, context: int | None) -> PromptSize:
     Media parts have no such bound: callers must not use it for them. The prompt may be much shorter than its bound, so
     all of the context may be left for the output.
     """
-    size = max(_prompt_bytes(body) for body in (call.fields, call.original or {}))  # either may be what is sent
+    size = _prompt_bytes(call.fields)
+    if call.original is not None:  # either may be what is sent
+        size = max(size, _prompt_bytes(call.original))
     around = TEMPLATE_TOKENS * (len(call.messages) + 1) + (TOOL_TOKENS if call.has_tools else 0)
     bound = size + around
     return PromptSize(bound if context is None else min(bound, context * _texts(call)), context)
@@ -229,8 +231,13 @@ def prompt_upper_bound(call: Call, context: int | None) -> PromptSize:
 
 def _prompt_bytes(body: Mapping[str, msgspec.Raw]) -> int:
     """Of texts, lists and objects; a number or a word like `true` is no part of a prompt."""
-    values = (bytes(raw) for name, raw in body.items() if name not in NO_PROMPT)
-    return sum(len(value) for value in values if value[:1] in (b'"', b"[", b"{"))
+    size = 0
+    for name, raw in body.items():
+        if name not in NO_PROMPT:
+            value = memoryview(raw)
+            if value[0] in b'"[{':
+                size += len(value)
+    return size
 
 
 def _texts(call: Call) -> int:

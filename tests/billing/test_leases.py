@@ -77,10 +77,10 @@ async def test_nested_scopes_are_all_or_nothing(engine: AsyncEngine, leases: Lea
     assert (caught.value.scope_kind, caught.value.scope_id) == ("user", "u")
     assert (caught.value.limit, caught.value.remaining) == (Decimal(1), Decimal("0.25"))
     assert "the user's budget of 1 USD has 0.25 left" in str(caught.value)
-    assert await leases.remaining({"org": ["o"], "user": ["u"]}) == Decimal("0.25")
+    assert (await leases.left({"org": ["o"], "user": ["u"]})).money == Decimal("0.25")
     await admit(leases, "0.25", org="o", user="u")  # the last cent is still handed out
     await admit(leases, "9", org="o")  # and of the refused call nothing is held in the org
-    assert await leases.remaining({"org": ["o"]}) == 0
+    assert (await leases.left({"org": ["o"]})).money == 0
 
 
 async def test_the_refusal_names_the_reset(engine: AsyncEngine, leases: Leases) -> None:
@@ -94,7 +94,7 @@ async def test_a_soft_budget_counts_and_never_refuses(engine: AsyncEngine, lease
     await budget(engine, "key", "k", "1", hard=False)
     hold = await admit(leases, "5", key="k")
     await admit(leases, None, key="k")  # unpriced, nothing to count
-    assert await leases.remaining({"key": ["k"]}) is None
+    assert (await leases.left({"key": ["k"]})).money is None
     leases.settle(hold, Decimal("4.5"), 0)
     await charge(engine, row(hold, "4.5"))
     found = (await budgets_of(engine))["k"]
@@ -118,7 +118,7 @@ async def test_a_budget_in_another_currency_is_never_compared_with_charges(engin
             with pytest.raises(OtherCurrencyError, match=r"the team's budget of 1000 EUR cannot pay for .* in USD"):
                 await admit(leases, amount, key="k", team="t")
         with pytest.raises(OtherCurrencyError):
-            await leases.remaining({"key": ["k"], "team": ["t"]})
+            await leases.left({"key": ["k"], "team": ["t"]})
         assert (await budgets_of(engine))["k"].leased == 0
     async with a_replica(engine, currency="EUR") as leases:
         await admit(leases, "1", team="t")
@@ -153,7 +153,7 @@ async def test_a_hold_ends_once(engine: AsyncEngine, leases: Leases) -> None:
         leases.settle(one, Decimal("1.5"), 0)
         leases.release(two)
         leases.settle(two, Decimal(9), 0)
-    assert await leases.remaining({"key": ["k"]}) == Decimal("8.5")
+    assert (await leases.left({"key": ["k"]})).money == Decimal("8.5")
     with pytest.raises(BudgetExhausted):
         await admit(leases, "8.51", key="k")
     await admit(leases, "8.5", key="k")
@@ -165,7 +165,7 @@ async def test_an_admission_cut_off_holds_nothing(engine: AsyncEngine, leases: L
     for microseconds in range(0, 12_000, 200):
         try:
             async with asyncio.timeout(microseconds / 1e6):
-                await leases.remaining({"key": [f"{microseconds}"]})  # waits for the database
+                await leases.left({"key": [f"{microseconds}"]})  # waits for the database
                 holds.append(await admit(leases, "0.1", key="k", user=f"{microseconds}"))
         except TimeoutError:
             cut_off += 1
@@ -190,7 +190,7 @@ async def test_the_hot_path_asks_the_database_nothing(engine: AsyncEngine, lease
         with pytest.raises(StopIteration) as done:  # it does not even suspend
             call.send(None)
         leases.settle(done.value.value, Decimal("0.001"), 50)
-        assert await leases.remaining(scopes) is not None
+        assert (await leases.left(scopes)).money is not None
     assert statements == []
     began, calls = asyncio.get_running_loop().time(), 0
     while asyncio.get_running_loop().time() < began + 2:
@@ -237,7 +237,7 @@ async def test_a_changed_budget_is_in_force_within_a_second(engine: AsyncEngine,
         await admit(leases, "4", key="k")
         assert await budget(engine, "key", "k", "5") == budget_id
         await asyncio.sleep(0.9)
-        assert await leases.remaining({"key": ["k"]}) == 1
+        assert (await leases.left({"key": ["k"]})).money == 1
         with pytest.raises(BudgetExhausted):
             await admit(leases, "2", key="k")
         await budget(engine, "key", "k", "20")
@@ -249,7 +249,7 @@ async def test_a_changed_budget_is_in_force_within_a_second(engine: AsyncEngine,
         await asyncio.sleep(0.9)
         leases.settle(hold, Decimal(3), 0)
         await charge(engine, row(hold, "3"))
-        assert await leases.remaining({"key": ["k"]}) is None
+        assert (await leases.left({"key": ["k"]})).money is None
         await admit(leases, "100", key="k")
 
 

@@ -63,22 +63,22 @@ async def test_the_headers_name_the_tightest_limit(engine: AsyncEngine, leases: 
 
 async def test_tokens_are_reserved_and_corrected(engine: AsyncEngine, leases: Leases) -> None:
     await limit(engine, "key", "k", "tokens", 1000)
-    assert await leases.tokens_left({"key": ["k"]}) == 1000
-    assert await leases.tokens_left({"key": ["other"]}) is None
+    assert (await leases.left({"key": ["k"]})).tokens == 1000
+    assert (await leases.left({"key": ["other"]})).tokens is None
     hold = await admit(leases, "0", 900, key="k")
     with pytest.raises(LimitExceeded, match="could use 200 tokens and the key's limit of 1000 tokens a minute has 100"):
         await admit(leases, "0", 200, key="k")
     leases.settle(hold, None, 300)
-    assert await leases.tokens_left({"key": ["k"]}) == 700
+    assert (await leases.left({"key": ["k"]})).tokens == 700
     over = await admit(leases, "0", 100, key="k")
     leases.settle(over, None, 650)  # the upstream ignored max_tokens
-    assert await leases.tokens_left({"key": ["k"]}) == 50
+    assert (await leases.left({"key": ["k"]})).tokens == 50
     with pytest.raises(LimitExceeded) as caught:
         await admit(leases, "0", 1001, key="k")
     assert caught.value.retry_after is None  # no wait helps
     released = await admit(leases, "0", 50, key="k")
     leases.release(released)
-    assert await leases.tokens_left({"key": ["k"]}) == 50
+    assert (await leases.left({"key": ["k"]})).tokens == 50
 
 
 async def test_a_call_at_once_too_many_is_refused_until_one_ends(engine: AsyncEngine) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from billing.ids import new_id
+from billing.leases import Left
 from billing.people import Principal
 from billing.prices import PriceBook
 from billing.tables import budget
@@ -41,18 +41,18 @@ async def test_an_unpriced_model_whose_budget_is_removed_meanwhile(
         key_id=KEY, org_id=ORG, team_id=None, user_id=None, name="k", expires_at=None, revoked_at=None
     )
     async with replicas.a_replica(engine) as leases:
-        remaining = leases.remaining
+        ask = leases.left
 
-        async def then_removed(scopes: Any) -> Decimal | None:
-            left = await remaining(scopes)
-            if left is not None:
+        async def then_removed(scopes: Any) -> Left:
+            left = await ask(scopes)
+            if left.money is not None:
                 async with engine.begin() as connection:
                     await connection.execute(delete(budget).where(budget.c.unit == "money"))
                 leases._noticed(f"set key {KEY}")
                 await replicas.until(lambda: not leases._pool.scopes["key", str(KEY)])
             return left
 
-        monkeypatch.setattr(leases, "remaining", then_removed)
+        monkeypatch.setattr(leases, "left", then_removed)
         admission = Admission(leases, Dispatcher(Live(Settings(**settings))))
         for _ in range(2):
             operation = replace(Operation(), id=new_id(), principal=principal)
