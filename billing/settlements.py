@@ -5,6 +5,7 @@ the same. Windows are locked first, in the order of their keys, then leases, so 
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.lease_pool import NOTHING, Key
+from billing.lease_pool import NOTHING
 from billing.records import OperationRecord
 
 _SUM = Context(prec=200_000, traps=[Inexact, InvalidOperation, Overflow])
@@ -58,25 +59,20 @@ async def settle(conn: AsyncConnection, operations: Iterable[OperationRecord], c
     The charge counts in full even where it exceeds the hold; an unknown charge (None) counts nothing. `count=False`
     only ends the holds. A budget that is gone counts nothing.
     """
-    counted: dict[Key, Decimal] = {}
-    ended: dict[tuple[Key, str], Decimal] = {}
+    sums: dict[tuple[UUID, datetime, str], tuple[Decimal, Decimal]] = {}
     for operation in operations:
-        billed = operation.billed
+        billed, replica = operation.billed, operation.replica
         if billed:
             for charge in operation.charges:
-                key, held = (charge.budget_id, charge.starts_at), min(billed, charge.held)
-                counted[key] = _SUM.add(counted.get(key, NOTHING), billed if count else NOTHING)
-                ended[key, operation.replica] = _SUM.add(ended.get((key, operation.replica), NOTHING), held)
-    if not counted:
+                key = (charge.budget_id, charge.starts_at, replica)
+                counted, ended = sums.get(key, (NOTHING, NOTHING))
+                sums[key] = _SUM.add(counted, billed), _SUM.add(ended, min(billed, charge.held))
+    if not sums:
         return
-    await conn.execute(_CHARGE, {**_columns(counted), "billed": list(counted.values())})
-    spent = {"replicas": [replica for _, replica in ended], "amounts": list(ended.values())}
-    await conn.execute(_SPEND, {**_columns(key for key, _ in ended), **spent})
-
-
-def _columns(keys: Iterable[Key]) -> dict[str, list[Any]]:
-    pairs = list(keys)
-    return {"budgets": [budget for budget, _ in pairs], "starts": [starts_at for _, starts_at in pairs]}
+    keys = {"budgets": [budget for budget, _, _ in sums], "starts": [starts_at for _, starts_at, _ in sums]}
+    await conn.execute(_CHARGE, keys | {"billed": [counted if count else NOTHING for counted, _ in sums.values()]})
+    spent = {"replicas": [replica for _, _, replica in sums], "amounts": [ended for _, ended in sums.values()]}
+    await conn.execute(_SPEND, keys | spent)
 
 
 async def set_aside(conn: AsyncConnection, operation_id: UUID) -> bool:

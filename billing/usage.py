@@ -21,15 +21,36 @@ def token_classes(
     one reads as 0, an absurdly large one as MOST_TOKENS, and where the parts exceed their whole, the whole is taken as
     fresh input (or plain output).
     """
-    wrong = []
-    counts = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "cached_tokens": cached_tokens,
-        "cache_write_tokens": cache_write_tokens,
-        "reasoning_tokens": reasoning_tokens,
-    }
-    wrong += [f"{name} is {max(count, -MOST_TOKENS)}" for name, count in counts.items() if count < 0]
+    flag = None
+    if not (
+        cached_tokens >= 0
+        and 0 <= cache_write_tokens <= prompt_tokens - cached_tokens
+        and 0 <= reasoning_tokens <= completion_tokens <= MOST_TOKENS
+        and prompt_tokens <= MOST_TOKENS
+        and (total_tokens is None or total_tokens == prompt_tokens + completion_tokens)
+    ):
+        counts = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "cached_tokens": cached_tokens,
+            "cache_write_tokens": cache_write_tokens,
+            "reasoning_tokens": reasoning_tokens,
+        }
+        repaired, flag = _repaired(counts, total_tokens)
+        prompt_tokens, completion_tokens, cached_tokens, cache_write_tokens, reasoning_tokens = repaired
+    classes = TokenClasses(
+        input_fresh=prompt_tokens - cached_tokens - cache_write_tokens,
+        input_cached=cached_tokens,
+        input_cache_write=cache_write_tokens,
+        output_text=completion_tokens - reasoning_tokens,
+        output_reasoning=reasoning_tokens,
+    )
+    return classes, flag
+
+
+def _repaired(counts: dict[str, int], total_tokens: int | None) -> tuple[tuple[int, int, int, int, int], str | None]:
+    """(prompt, completion, cached, written, reasoning) that fit each other, and what was wrong with the counts."""
+    wrong = [f"{name} is {max(count, -MOST_TOKENS)}" for name, count in counts.items() if count < 0]
     wrong += [f"{name} is more than {MOST_TOKENS}" for name, count in counts.items() if count > MOST_TOKENS]
     prompt, completion, cached, written, reasoning = (min(max(count, 0), MOST_TOKENS) for count in counts.values())
     if total_tokens is not None and total_tokens != prompt + completion:
@@ -41,11 +62,4 @@ def token_classes(
     if reasoning > completion:
         wrong.append(f"reasoning_tokens {reasoning} exceed completion_tokens {completion}")
         reasoning = 0
-    classes = TokenClasses(
-        input_fresh=prompt - cached - written,
-        input_cached=cached,
-        input_cache_write=written,
-        output_text=completion - reasoning,
-        output_reasoning=reasoning,
-    )
-    return classes, "; ".join(wrong) or None
+    return (prompt, completion, cached, written, reasoning), "; ".join(wrong) or None

@@ -64,10 +64,9 @@ class Dispatcher:
         Raises ApiError.
         """
         pools = self._chain(model)
-        targets = [target for pool in pools for target in pool.targets]
-        engines = [pool for pool in pools if any(target.upstream.is_engine for target in pool.targets)]
-        sizes = [await _tokenized(call, pool) for pool in engines] if can_tokenize(call) else []
-        if not sizes or not all(target.upstream.is_engine for target in targets):
+        engines = [pool for pool in pools if pool.has_engine]
+        sizes = [await _tokenized(call, pool) for pool in engines] if engines and can_tokenize(call) else []
+        if not sizes or not all(pool.is_engines for pool in pools):
             if call.has_media():
                 text = f"{model!r} cannot be used with media under a hard budget: their tokens cannot be bounded."
                 raise ApiError(400, "unbounded_prompt", text, param="messages", outcome="refused")
@@ -80,7 +79,7 @@ class Dispatcher:
     async def count_tokens(self, call: Call, model: str) -> int:
         """The exact length of a prompt. Raises ApiError, 501 where no upstream of the model can count."""
         pool = self._chain(model)[0]
-        if any(target.upstream.is_engine for target in pool.targets) and can_tokenize(call):
+        if pool.has_engine and can_tokenize(call):
             call.leave_unsaid(pool.settings.drop_params)
             return (await _tokenized(call, pool)).tokens
         for target in pool.targets:

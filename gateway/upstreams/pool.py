@@ -22,6 +22,9 @@ class Pool:
         self.targets = tuple(targets)
         self.window = max(target.upstream.settings.connect_window_seconds for target in targets)
         """Seconds for which a request waits for upstreams that are being restarted."""
+        are_engines = [target.upstream.is_engine for target in targets]
+        self.has_engine, self.is_engines = any(are_engines), all(are_engines)
+        """Whether one of them is an engine, and whether all are."""
         self._choose = POLICIES[settings.balance]
         self._by_prefix = settings.balance == "prefix_affine" and len(targets) > 1
         self._by_blocks = self._by_prefix and all(target.follower is not None for target in targets)

@@ -73,20 +73,26 @@ class AiohttpTransport:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> Reply:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         session = self._session or self._open()
+        watch = _Watch(self._first_byte, self._idle, self._total)
         try:
-            async with asyncio.timeout(self._first_byte):
+            try:
                 response = await session.request(method, url, headers=headers, data=content, allow_redirects=False)
+            except BaseException:
+                watch.stop()
+                raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UnreachableError(_words(error)) from error
         except TimeoutError as error:
             raise SilentError("it did not answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise BrokenError(_words(error)) from error
-        deadline = None if self._total is None else started + self._total
-        return AiohttpReply(response, loop, self._idle, deadline)
+        except asyncio.CancelledError as error:
+            if not watch.rang:
+                raise
+            raise SilentError("it did not answer in time") from error
+        watch.answered(response.content)
+        return AiohttpReply(response, watch)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -105,19 +111,80 @@ class AiohttpTransport:
         return self._session
 
 
-class AiohttpReply:
-    """One timer watches the whole body and is set anew when it rings, not with every piece."""
+class _Watch:
+    """What the current task's exchange may take: until the headers, between pieces, in all.
 
-    def __init__(
-        self, response: aiohttp.ClientResponse, loop: asyncio.AbstractEventLoop, idle: float, deadline: float | None
-    ) -> None:
+    One timer, which is set anew when it rings and not with every piece: hardly any rings, and setting one costs.
+    """
+
+    __slots__ = (
+        "_cancelling",
+        "_content",
+        "_deadline",
+        "_headers_by",
+        "_idle",
+        "_loop",
+        "_task",
+        "_timer",
+        "rang",
+        "waits_since",
+    )
+
+    def __init__(self, first_byte: float, idle: float, total: float | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._idle = idle
+        self._headers_by = now + first_byte
+        self._deadline = None if total is None else now + total
+        self._content: aiohttp.StreamReader | None = None
+        self.waits_since: float | None = None
+        """Since when a piece of the body is awaited."""
+        self.rang = False
+        """The wait for the headers was too long, and the task is not cancelled by anybody else."""
+        self._timer = self._loop.call_at(min(self._headers_by, now + idle), self._look)
+
+    def answered(self, content: aiohttp.StreamReader) -> None:
+        """The headers are here. From now on the wait for `content` is ended with a TimeoutError."""
+        self._content = content
+
+    def wait(self) -> None:
+        self.waits_since = self._loop.time()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self.rang and self._content is None:
+            self.rang = self._task.uncancel() <= self._cancelling
+
+    def _look(self) -> None:
+        """A slow caller is no silence."""
+        now = self._loop.time()
+        if self._content is None:
+            if now >= self._headers_by:
+                self.rang = True
+                self._task.cancel()
+                return
+            due = min(self._headers_by, now + self._idle)
+        elif self._deadline is not None and now >= self._deadline:
+            self._content.set_exception(TimeoutError("it took too long to complete its answer"))
+            return
+        elif self.waits_since is not None and now - self.waits_since >= self._idle:
+            self._content.set_exception(TimeoutError("it said nothing for too long"))
+            return
+        else:
+            due = (now if self.waits_since is None else self.waits_since) + self._idle
+            due = due if self._deadline is None else min(due, self._deadline)
+        self._timer = self._loop.call_at(due, self._look)
+
+
+class AiohttpReply:
+    def __init__(self, response: aiohttp.ClientResponse, watch: _Watch) -> None:
         self._response = response
         self._content = response.content
-        self._loop = loop
-        self._idle = idle
-        self._deadline = deadline
-        self._waits_since: float | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._watch = watch
 
     @property
     def status(self) -> int:
@@ -133,9 +200,7 @@ class AiohttpReply:
         # What came before the connection broke is part of the answer, but aiohttp raises first. It has no public way.
         if self._content.exception() is not None and (rest := self._content._read_nowait(-1)):
             return rest
-        self._waits_since = self._loop.time()
-        if self._watch is None:
-            self._set_watch(self._waits_since)
+        self._watch.wait()
         try:
             return await self._content.readany()
         except TimeoutError as error:
@@ -143,7 +208,7 @@ class AiohttpReply:
         except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: the connection is closed
             raise BrokenError(_words(error)) from error
         finally:
-            self._waits_since = None
+            self._watch.waits_since = None
 
     async def read(self) -> bytes:
         pieces: list[bytes] = []
@@ -166,24 +231,8 @@ class AiohttpReply:
             pass
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        self._watch.stop()
         self._response.close()  # once its end was read, the connection is back in the pool and stays open
-
-    def _set_watch(self, heard: float) -> None:
-        due = heard + self._idle if self._deadline is None else min(heard + self._idle, self._deadline)
-        self._watch = self._loop.call_at(due, self._look)
-
-    def _look(self) -> None:
-        """End the wait for an upstream that is silent for too long or not done in time; a slow caller is no silence."""
-        now = self._loop.time()
-        if self._deadline is not None and now >= self._deadline:
-            self._content.set_exception(TimeoutError("it took too long to complete its answer"))
-        elif self._waits_since is not None and now - self._waits_since >= self._idle:
-            self._content.set_exception(TimeoutError("it said nothing for too long"))
-        else:
-            self._set_watch(now if self._waits_since is None else self._waits_since)
 
 
 def _words(error: Exception) -> str:

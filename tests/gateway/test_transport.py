@@ -132,6 +132,36 @@ async def test_silence_before_the_answer(transport: AiohttpTransport) -> None:
         assert time.monotonic() - began < 1.5
 
 
+async def test_headers_may_take_longer_than_the_silence_within_a_body() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head(reader)
+        await asyncio.sleep(0.5)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
+        await reader.read()
+
+    transport = AiohttpTransport(connect=1.0, first_byte=1.0, idle=0.2)
+    async with server(serve) as url:
+        reply = await post(transport, url)
+        began = time.monotonic()
+        with pytest.raises(SilentError, match="said nothing for too long"):
+            await reply.chunk()
+        assert time.monotonic() - began < 0.5
+        await reply.close()
+    await transport.close()
+
+
+async def test_who_is_cancelled_before_the_headers_was_not_kept_waiting(transport: AiohttpTransport) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with server(serve) as url:
+        asking = asyncio.create_task(post(transport, url))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
 async def test_silence_within_a_body_and_none_while_it_drips(transport: AiohttpTransport) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head(reader)
