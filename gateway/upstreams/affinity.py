@@ -22,7 +22,8 @@ MOST_CHUNKS = 4096
 """Of a prompt: beyond the first megabyte it does not matter who holds more."""
 REMEMBERED_CHUNKS = 100_000
 """Of one upstream: about 25 MB of prompts."""
-POLL_SECONDS = 20.0
+POLL_SECONDS = 5.0
+"""An engine that stops waits for the open question to end, so it is a short one."""
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
