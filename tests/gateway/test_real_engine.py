@@ -260,10 +260,16 @@ async def test_openai_s_other_formats(gateway: Gateway) -> None:
 async def test_batches_of_every_endpoint(gateway: Gateway) -> None:
     sdk = gateway.sdk
     bodies: dict[Any, tuple[dict[str, Any], Callable[[Any], Any]]] = {
-        "/v1/chat/completions": ({"messages": QUESTION}, lambda body: body["choices"][0]["message"]["content"]),
+        "/v1/chat/completions": (
+            {"messages": QUESTION, "max_tokens": 16},
+            lambda body: body["choices"][0]["message"]["content"],
+        ),
         "/v1/completions": ({"prompt": "One, two,"}, lambda body: body["choices"][0]["text"]),
         "/v1/embeddings": ({"input": "three"}, lambda body: body["data"][0]["embedding"][0]),
-        "/v1/responses": ({"input": "Hello."}, lambda body: body["output"][0]["content"][0]["text"]),
+        "/v1/responses": (
+            {"input": "Hello.", "max_output_tokens": 16},
+            lambda body: body["output"][0]["content"][0]["text"],
+        ),
     }
     for endpoint, (body, text) in bodies.items():
         lines: list[Any] = [request(str(n), url=endpoint) | {"body": {"model": "tiny"} | body} for n in range(3)]
