@@ -13,8 +13,14 @@ QUESTION: Any = [{"role": "user", "content": "Name three colours."}]
 WEATHER: Any = {
     "name": "weather",
     "description": "What the weather is in a city.",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
 }
+"""All that a small model can say to it is right, and short."""
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ WEATHER: Any = {
         "description": "What the weather is in a city.",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string"}},
+            "properties": {"city": {"enum": ["Paris", "Oslo"]}},
             "required": ["city"],
             "additionalProperties": False,
         },

@@ -29,7 +29,7 @@ test("text, whole and streamed", async () => {
 test("a tool that must be called", async () => {
   const weather = tool({
     description: "What the weather is in a city.",
-    inputSchema: z.object({ city: z.string() }),
+    inputSchema: z.object({ city: z.enum(["Paris", "Oslo"]) }),
     execute: async ({ city }) => `Sunny in ${city}.`,
   });
   const question = "What is the weather in Paris?";

@@ -25,7 +25,12 @@ test("a stream", async () => {
 });
 
 test("a tool that must be called", async () => {
-  const schema = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+  const schema = {
+    type: "object",
+    properties: { city: { enum: ["Paris", "Oslo"] } },
+    required: ["city"],
+    additionalProperties: false,
+  };
   const answer = await client.messages.create({
     model: LARGE,
     max_tokens: 60,

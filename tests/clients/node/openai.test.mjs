@@ -10,7 +10,12 @@ const weather = {
   type: "function",
   function: {
     name: "weather",
-    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    parameters: {
+      type: "object",
+      properties: { city: { enum: ["Paris", "Oslo"] } },
+      required: ["city"],
+      additionalProperties: false,
+    },
   },
 };
 
