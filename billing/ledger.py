@@ -165,6 +165,8 @@ class Ledger:
                     await settlements.settle(conn, [record], count=False)
 
     async def _insert(self, records: Sequence[OperationRecord]) -> int:
+        # In key order, so that two who copy the same records wait for each other and never deadlock.
+        records = sorted(records, key=lambda record: record.id)
         async with self._engine.begin() as conn:
             rows = msgspec.json.encode(records).decode()
             new = set((await conn.execute(_INSERT_OPERATIONS, {"rows": rows})).scalars())
