@@ -69,6 +69,17 @@ def invalid(name: str, reason: str) -> ApiError:
     return ApiError(400, "invalid_value", f"`{name}` {reason}.", param=name)
 
 
+def an_object(fields: Mapping[str, msgspec.Raw], name: str) -> dict[str, Any]:
+    """The decoded object, empty when absent or null. Raises ApiError naming it."""
+    value: dict[str, Any] | None = optional(fields, name, dict[str, Any], "an object")
+    return value or {}
+
+
+def is_given(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether the field is there and not null."""
+    return bytes(fields.get(name, b"null")) != b"null"
+
+
 def model_name(fields: Mapping[str, msgspec.Raw]) -> str:
     name: str = required(fields, "model", str, "a string")
     return name

@@ -10,9 +10,11 @@ import msgspec
 from gateway.api.chunk import read_chunk
 from gateway.api.fields import (
     Fields,
+    an_object,
     answers,
     encoded,
     invalid,
+    is_given,
     is_streamed,
     model_name,
     optional,
@@ -116,32 +118,27 @@ def decode_messages(api: str, fields: Fields, stream: bool) -> Call:
 def _parameters(fields: Fields) -> tuple[Fields, list[Unsaid]]:
     """(every field but the messages in OpenAI's words, what has none)."""
     said: Json = {}
-    unsaid = [Unsaid(name, True) for name in _NATIVE if bytes(fields.get(name, b"null")) != b"null"]
+    unsaid = [Unsaid(name, True) for name in _NATIVE if is_given(fields, name)]
     if stops := optional(fields, "stop_sequences", list[str], "an array of strings"):
         said["stop"] = stops
     given: list[Json] = optional(fields, "tools", list[dict[str, Any]], "an array of tools") or []
     functions, more = tools(given)
     if functions:
         said["tools"] = functions
-    if (choice := _object(fields, "tool_choice")) and (functions or not given):
+    if (choice := an_object(fields, "tool_choice")) and (functions or not given):
         said |= tool_choice(choice)
-    output = _object(fields, "output_config")
-    word, most = effort(_object(fields, "thinking"), output)
+    output = an_object(fields, "output_config")
+    word, most = effort(an_object(fields, "thinking"), output)
     if word:
         said["reasoning_effort"] = word
     if output.get("format"):
         said["response_format"] = _response_format(output["format"])
-    if user := _object(fields, "metadata").get("user_id"):
+    if user := an_object(fields, "metadata").get("user_id"):
         said["user"] = str(user)
     if tier := optional(fields, "service_tier", str, "a string"):
         said["service_tier"] = _TIERS.get(tier, tier)
     kept = {name: raw for name, raw in fields.items() if name not in _TRANSLATED and name not in _NATIVE}
     return {**kept, **{name: encoded(value) for name, value in said.items()}}, [*unsaid, *more, *most]
-
-
-def _object(fields: Fields, name: str) -> Json:
-    value: Json | None = optional(fields, name, dict[str, Any], "an object")
-    return value or {}
 
 
 def _response_format(given: Any) -> Json:
@@ -157,5 +154,5 @@ def _stop_sequences(call: Call) -> list[str]:
 
 def _shows_thinking(call: Call) -> bool:
     """A model may think without being asked; who asked it not to, or asked not to hear of it, does not hear of it."""
-    thinking = _object(call.original or {}, "thinking")
+    thinking = an_object(call.original or {}, "thinking")
     return thinking.get("type") != "disabled" and thinking.get("display") != "omitted"

@@ -73,11 +73,7 @@ def _input(part: Part) -> Any:
     """A call's arguments; where they are no object (the answer was cut), their text under Anthropic's name for that."""
     if not part.utf8:
         return {}
-    try:
-        msgspec.json.decode(part.utf8, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return {"INVALID_JSON": part.text}
-    return msgspec.Raw(bytes(part.utf8))
+    return msgspec.Raw(bytes(part.utf8)) if part.is_object else {"INVALID_JSON": part.text}
 
 
 def stop(choice: Choice | None, parts: Parts, stop_sequences: list[str]) -> dict[str, Any]:

@@ -32,6 +32,15 @@ class Part(msgspec.Struct):
         """What it has so far; of a tool call its arguments in JSON."""
         return self.utf8.decode()
 
+    @property
+    def is_object(self) -> bool:
+        """Whether its text is one whole JSON object, as a tool call's arguments are in the end."""
+        try:
+            msgspec.json.decode(self.utf8, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
 
 class Step(NamedTuple):
     """What happens to a part: it begins, gets more text, or is complete."""
@@ -142,10 +151,4 @@ def _is_complete(part: Part) -> bool:
     """Whether a part that has another behind it can get no more text: a tool call once its JSON is whole."""
     if part.kind != "tool":
         return True
-    if not part.name or not part.utf8.endswith(b"}"):
-        return False
-    try:
-        msgspec.json.decode(part.utf8, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+    return bool(part.name) and part.utf8.endswith(b"}") and part.is_object

@@ -7,9 +7,11 @@ import msgspec
 from gateway.api.chunk import Choice, read_chunk
 from gateway.api.fields import (
     Fields,
+    an_object,
     answers,
     encoded,
     invalid,
+    is_given,
     is_streamed,
     model_name,
     optional,
@@ -118,7 +120,7 @@ def _input(fields: Fields) -> list[Json]:
 def _parameters(fields: Fields) -> tuple[Fields, list[Unsaid]]:
     """(every field but the messages in the words of chat completions, what has none)."""
     said: Json = {}
-    unsaid = [Unsaid(name, True) for name in _ELSEWHERE if bytes(fields.get(name, b"null")) != b"null"]
+    unsaid = [Unsaid(name, True) for name in _ELSEWHERE if is_given(fields, name)]
     if (most := optional(fields, "max_output_tokens", int, "an integer")) is not None:
         said["max_tokens"] = most
     functions, more = tools(optional(fields, "tools", list[dict[str, Any]], "an array of tools") or [])
@@ -138,7 +140,7 @@ def _parameters(fields: Fields) -> tuple[Fields, list[Unsaid]]:
 
 def _reasoning(fields: Fields, said: Json) -> list[Unsaid]:
     """A summary of the reasoning is the reasoning itself, which is the most detailed one."""
-    given: Json = optional(fields, "reasoning", dict[str, Any], "an object") or {}
+    given = an_object(fields, "reasoning")
     if given.get("effort") is not None:
         said["reasoning_effort"] = given["effort"]
     neutral = {"context": ("auto",), "mode": ("standard",), "summary": ("auto", "detailed")}
@@ -148,7 +150,7 @@ def _reasoning(fields: Fields, said: Json) -> list[Unsaid]:
 
 
 def _text(fields: Fields, said: Json) -> list[Unsaid]:
-    given: Json = optional(fields, "text", dict[str, Any], "an object") or {}
+    given = an_object(fields, "text")
     if given.get("verbosity") is not None:
         said["verbosity"] = given["verbosity"]
     wanted = given.get("format") or {"type": "text"}
@@ -170,6 +172,5 @@ def _output(fields: Fields, said: Json) -> list[Unsaid]:
     if "message.output_text.logprobs" in wanted or alternatives:
         said["logprobs"] = True
         said |= {"top_logprobs": alternatives} if alternatives else {}
-    options: Json = optional(fields, "stream_options", dict[str, Any], "an object") or {}
-    odd = [name for name, value in options.items() if value]
+    odd = [name for name, value in an_object(fields, "stream_options").items() if value]
     return [Unsaid(f"stream_options.{plain(name)}", True) for name in odd]
