@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from uuid import UUID
 
 import structlog
@@ -93,7 +93,7 @@ class Leases:
         self._replica = replica
         self._currency = currency
         self._notices = notices
-        self._waiting: list[_Waiting[object]] = []
+        self._waiting: list[_Waiting[Any]] = []
         self._wake = asyncio.Event()
         self._learning: set[Scope] = set()
         self._asks: set[UUID] = set()
@@ -264,7 +264,7 @@ class Leases:
 
     async def _wait(self, attempt: Callable[[_Waiting[T]], T | None]) -> T:
         waiting = _Waiting(attempt)
-        self._waiting.append(waiting)  # type: ignore[arg-type] # each is called with itself
+        self._waiting.append(waiting)
         self._wake.set()
         try:
             return await waiting.future

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import resource
 import sys
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import uvicorn
@@ -62,7 +62,7 @@ def protocol(header_seconds: float) -> type[asyncio.Protocol]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self.scope[PEER] = self._peer  # type: ignore[literal-required]
+            cast("dict[str, Any]", self.scope)[PEER] = self._peer
             self._peer.request_is_here = False
             self._header_bytes = 0
             self._in_headers = True
