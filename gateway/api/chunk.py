@@ -29,7 +29,6 @@ class ToolCall(msgspec.Struct):
 class ReasoningDetail(msgspec.Struct):
     """What a model wants to have back in the next request, unread: a signature of its reasoning, or all of it."""
 
-    type: str = ""
     signature: str | None = None
     data: str | None = None
 
@@ -86,7 +85,6 @@ class Choice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    id: str = ""
     model: str = ""
     choices: list[Choice] = []
 

@@ -75,7 +75,7 @@ def test_arguments_that_are_an_object_already() -> None:
 
 
 def test_thinking_before_text_with_its_signature() -> None:
-    signed = [ReasoningDetail("reasoning.text", signature="S"), ReasoningDetail("reasoning.encrypted", data="D")]
+    signed = [ReasoningDetail(signature="S"), ReasoningDetail(data="D")]
     deltas = [Delta(reasoning_content="hm"), Delta(reasoning="m"), Delta(reasoning_details=signed), Delta("hi")]
     row, steps = run(deltas)
     assert [(part.kind, part.text, part.signature) for part in row] == [
