@@ -54,6 +54,13 @@ def anthropic_stream(*events: dict[str, Any]) -> bytes:
     )
 
 
+def message_start(usage: dict[str, int]) -> dict[str, Any]:
+    """The event that an answer of Anthropic's begins with."""
+    message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "content": []}
+    ends = {"stop_reason": None, "stop_sequence": None, "usage": usage}
+    return {"type": "message_start", "message": message | ends}
+
+
 def decoded(surface: Surface, body: dict[str, Any]) -> Call:
     return surface.decode(json.dumps(body).encode())
 
@@ -166,6 +173,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
+HELLO = [chunk({"role": "assistant", "content": ""}), chunk({"content": "Hello"}), chunk({}, "stop")]
 INTERLEAVED: Sequence[dict[str, Any]] = (
     chunk({"role": "assistant", "content": ""}),
     chunk({"content": "Let me look."}),

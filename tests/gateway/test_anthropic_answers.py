@@ -10,21 +10,11 @@ from gateway.api.chat import ChatSurface
 from gateway.api.messages import MessagesSurface
 from gateway.upstreams.anthropic_decoder import AnthropicDecoder
 from gateway.upstreams.frames import Frame, MalformedError
-from tests.gateway.surfaces import anthropic_stream, chat_stream, decoded, streamed
+from tests.gateway.surfaces import anthropic_stream, chat_stream, decoded, message_start, streamed
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 USAGE = {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 5, "output_tokens": 1}
-START = {
-    "type": "message_start",
-    "message": {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "model": "claude",
-        "content": [],
-        "usage": USAGE,
-    },
-}
+START = message_start(USAGE)
 
 
 def block(index: int, start: dict[str, Any], *deltas: dict[str, Any]) -> list[dict[str, Any]]:
