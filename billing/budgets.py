@@ -43,11 +43,6 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     settled: Decimal
     """Charged for calls that are over."""
 
-    @property
-    def remaining(self) -> Decimal:
-        """What nobody has taken out, never negative: a soft budget, or one lowered later, can be overspent."""
-        return max(self.limit_amount - self.settled - self.leased, Decimal(0))
-
 
 async def set_budget(
     conn: AsyncConnection,
@@ -101,14 +96,9 @@ async def remove_budget(conn: AsyncConnection, budget_id: UUID) -> bool:
     return scope is not None
 
 
-async def list_budgets(conn: AsyncConnection, scopes: Mapping[ScopeKind, str] | None = None) -> list[Budget]:
-    """Budgets of these scopes (or all), in the order of their ids, each with the window of now (the database's clock).
-
-    `scopes` maps a scope's kind to its id.
-    """
+async def list_budgets(conn: AsyncConnection) -> list[Budget]:
+    """All budgets, in the order of their ids, each with the window of now (the database's clock)."""
     query = select(budget, func.now().label("now")).where(budget.c.unit == "money").order_by(budget.c.id)
-    if scopes is not None:
-        query = query.where(tuple_(budget.c.scope_kind, budget.c.scope_id).in_(list(scopes.items())))
     rows = (await conn.execute(query)).mappings().all()
     bounds = {row["id"]: window_bounds(row["now"], row["window"], zone(row["time_zone"])) for row in rows}
     used = {row.budget_id: row for row in await _windows(conn, {key: start for key, (start, _) in bounds.items()})}

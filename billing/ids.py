@@ -1,6 +1,6 @@
 """UUIDv7 ids: the first 48 bits are the time of making, in milliseconds since 1970, so ids sort by time (RFC 9562)."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -25,8 +25,3 @@ def smallest_id(moment: datetime) -> UUID:
     if milliseconds < 0:
         raise ValueError(f"a UUIDv7 cannot tell a time before 1970: {moment}")
     return UUID(int=(milliseconds << 80) | _VERSION_AND_VARIANT)
-
-
-def time_of(identifier: UUID) -> datetime:
-    """When a UUIDv7 was made, to the millisecond, in UTC."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=identifier.int >> 80)

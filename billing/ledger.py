@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import msgspec
@@ -46,8 +45,6 @@ class LedgerHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Room left on the disk under the spool."""
     last_error: str | None
     """Why the last attempt to copy failed; None after a success."""
-    copied_at: datetime | None
-    """When the spool was last seen empty or copied."""
 
 
 class Ledger:
@@ -58,14 +55,12 @@ class Ledger:
         self._spool = spool
         self._turn = asyncio.Lock()
         self._last_error: str | None = None
-        self._copied_at: datetime | None = None
 
     def health(self) -> LedgerHealth:
         return LedgerHealth(
             spooled=self._spool.depth,
             free_bytes=self._spool.free_bytes(),
             last_error=self._last_error,
-            copied_at=self._copied_at,
         )
 
     async def drain(self) -> int:
@@ -124,7 +119,7 @@ class Ledger:
             else:
                 if self._last_error is not None:
                     log.info("ledger_copy_recovered")
-                self._last_error, self._copied_at, pause = None, datetime.now(UTC), IDLE_SECONDS
+                self._last_error, pause = None, IDLE_SECONDS
             await asyncio.sleep(pause)
 
     async def _store(

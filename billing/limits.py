@@ -1,6 +1,5 @@
 """Limits: requests and tokens a minute, and calls at once, of a scope. Taking out of them is `billing.leases`."""
 
-from datetime import datetime
 from decimal import Decimal
 from typing import get_args
 from uuid import UUID
@@ -38,7 +37,6 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     leased: int
     """Taken out by gateways in this minute (or now): used, or held ready for calls to come."""
-    created_at: datetime
 
 
 async def set_limit(
@@ -82,7 +80,6 @@ async def list_limits(conn: AsyncConnection) -> list[Limit]:
             kind=row["unit"],
             limit=int(row["limit_amount"]),
             leased=int(row["leased"]),
-            created_at=row["created_at"],
         )
         for row in rows.mappings()
     ]

@@ -11,7 +11,7 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from billing.ids import new_id, smallest_id, time_of
+from billing.ids import new_id, smallest_id
 from billing.partitions import ensure_partitions, is_partition, partition_name
 from billing.tables import attempt, operation
 from tests.billing.samples import KEY, ORG
@@ -23,6 +23,11 @@ async def conn(database_url: str) -> AsyncIterator[AsyncConnection]:
     async with engine.begin() as connection:
         yield connection
     await engine.dispose()
+
+
+def time_of(identifier: UUID) -> datetime:
+    """When a UUIDv7 was made, to the millisecond, in UTC."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=identifier.int >> 80)
 
 
 def row(identifier: UUID) -> dict[str, object]:
