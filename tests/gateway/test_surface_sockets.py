@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 from tests.gateway.running import Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted
 from tests.gateway.surfaces import CALLS, INTERLEAVED, USAGE, chunk, usage_fields
-from tests.gateway.test_anthropic_upstream import START, block, end
+from tests.gateway.test_anthropic_answers import START, block, end
 
 QUESTION: Any = [{"role": "user", "content": "Weather and time?"}]
 TOOLS: Any = [
