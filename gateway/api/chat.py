@@ -46,7 +46,7 @@ class ChatWriter:
         self._latest = frame.raw
         return b"data: " + (frame.raw if frame.plain else self._stripped(frame)) + b"\n\n"
 
-    def finish(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
         ends = b"".join(self.write(frame) for frame in held if frame.has_choices)
         return ends + self._usage_event(held, usage) + DONE
 
@@ -61,7 +61,7 @@ class ChatWriter:
             fields["usage"] = _NULL
         return msgspec.json.encode(fields)
 
-    def _usage_event(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+    def _usage_event(self, held: Sequence[Frame], usage: Usage) -> bytes:
         """Exactly one where the caller asked: the upstream's last word, else what was settled."""
         if not self._usage_last:
             return b""
@@ -69,8 +69,6 @@ class ChatWriter:
         fields = _FIELDS.decode(source.raw if source is not None else self._latest)
         fields.pop("farthing", None)
         if source is None:
-            if usage is None:
-                return b""
             fields["usage"] = msgspec.Raw(msgspec.json.encode(usage))
         fields["choices"] = _NO_CHOICES
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"

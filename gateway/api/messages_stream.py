@@ -37,12 +37,11 @@ class MessagesWriter:
         self._last = chunk.choice
         return self._start(chunk, frame.usage) + self._events(self._parts.take(chunk.choice.said))
 
-    def finish(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
         events = b"".join(self.write(frame) for frame in held)
         if self._native.stopped:
             return events + _STOPPED
-        reported = next((frame.usage for frame in reversed(held) if frame.usage is not None), None)
-        return events + self._start(Chunk(), usage) + self._end(usage or reported) + _STOPPED
+        return events + self._start(Chunk(), usage) + self._end(usage) + _STOPPED
 
     def fail(self, error: ApiError) -> bytes:
         return event(error_object(error))
@@ -54,10 +53,10 @@ class MessagesWriter:
         counts = usage_object(usage, self.prompt_tokens)
         return event({"type": "message_start", "message": new_message(chunk, counts)})
 
-    def _end(self, usage: Usage | None) -> bytes:
+    def _end(self, usage: Usage) -> bytes:
         closing = self._native.close() + self._events(self._parts.end())
         why = stop(self._last, self._parts, self._stop_sequences)
-        counts = usage_object(usage, self.prompt_tokens)
+        counts = usage_object(usage)
         return closing + event({"type": "message_delta", "delta": why, "usage": counts})
 
     def _events(self, steps: Iterable[Step]) -> bytes:

@@ -35,11 +35,10 @@ class ResponsesWriter:
         begun = self._begin(chunk.model)
         return begun + self._steps(self._parts.take(choice.said), choice.token_logprobs)
 
-    def finish(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
         events = b"".join(self.write(frame) for frame in held) + self._begin("")
         events += self._steps(self._parts.end(), [])
-        reported = next((frame.usage for frame in reversed(held) if frame.usage is not None), None)
-        response = self._told().ended(self._parts.row, self._finish, usage or reported)
+        response = self._told().ended(self._parts.row, self._finish, usage)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ApiError) -> bytes:

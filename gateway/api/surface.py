@@ -21,12 +21,12 @@ class StreamWriter(Protocol):
         """Events for a frame in mid-answer."""
         ...
 
-    def finish(self, held: Sequence[Frame], usage: Usage | None) -> bytes:
+    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
         """What ends the answer, once its row is written.
 
         `held`: the frames that end a choice and those with usage alone, in the order they came. One that the gateway
         made (the answer was cut) has no `native`, whatever came before. `usage`: as settled, in the end the caller's
-        truth; None when nothing is known.
+        truth.
         """
         ...
 

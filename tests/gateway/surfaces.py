@@ -76,7 +76,7 @@ def streamed(
     pieces: Iterable[bytes],
     *,
     decoder: Decoder | None = None,
-    usage: Usage | None = None,
+    usage: Usage = USAGE,
     cut: bool = False,
 ) -> bytes:
     """What the caller gets for an upstream's stream in `pieces`; `usage` as settled. `cut`: before its own end."""

@@ -21,7 +21,6 @@ from tests.gateway.surfaces import (
     response_events,
     response_of,
     streamed,
-    usage_fields,
     whole,
 )
 
@@ -136,12 +135,6 @@ def test_characters_cut_at_any_byte(place: int) -> None:
     upstream = chat_stream(chunk({"content": text}), chunk({}, "stop"))
     at = upstream.index(text.encode()) + place - 1
     assert response_of(streamed(SURFACE, call, [upstream[:at], upstream[at:]])).output_text == text
-
-
-def test_usage_from_a_frame_of_its_own() -> None:
-    last = chunk({}) | {"choices": [], "usage": usage_fields(USAGE)}
-    response = answer({}, *HELLO, last)
-    assert response.usage is not None and response.usage.input_tokens == 20
 
 
 def test_a_whole_answer_repeats_its_settings() -> None:
