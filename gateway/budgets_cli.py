@@ -129,10 +129,7 @@ async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: st
     if kind in ("model", "tag"):
         return which
     if kind == "key":
-        found = [key.key_id for key in await people.list_keys(connection) if which in (str(key.key_id), key.prefix)]
-        if len(found) != 1:
-            fail(f"{len(found) or 'no'} keys are called {which!r}; take an id from `farthing keys list`")
-        return str(found[0])
+        return str((await people.get_key(connection, which)).key_id)
     if kind not in ("org", "team", "user"):
         fail(f"{kind!r} is not a scope; use org, team, user, key, tag or model")
     org_id = await people.find_org(connection, which if kind == "org" else org)

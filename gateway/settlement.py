@@ -124,12 +124,8 @@ def _delivered(tokens: TokenClasses, attempt: Attempt) -> TokenClasses:
     sent = max(attempt.delivered.completion_tokens, 0) if attempt.delivered else 0
     sent += _tokens_in(attempt.unreported_characters)
     reasoning = min(tokens.output_reasoning, sent)
-    return TokenClasses(
-        input_fresh=tokens.input_fresh,
-        input_cached=tokens.input_cached,
-        input_cache_write=tokens.input_cache_write,
-        output_text=min(tokens.output_text, sent - reasoning),
-        output_reasoning=reasoning,
+    return msgspec.structs.replace(
+        tokens, output_text=min(tokens.output_text, sent - reasoning), output_reasoning=reasoning
     )
 
 

@@ -15,6 +15,7 @@ from gateway.batches.claims import Claimant, Step
 from gateway.batches.files import ChunkWriter, add_chunk, begin_file, contents, finish_file
 from gateway.batches.input import Input, read_input
 from gateway.batches.lines import Line, LineError, unanswered
+from gateway.batches.names import batch_name
 
 INSERTED_AT_ONCE = 1000
 READ_AT_ONCE = 8
@@ -112,7 +113,7 @@ class _File:
     def __init__(self, conn: AsyncConnection, step: Step, kind: str) -> None:
         self._conn = conn
         self._step = step
-        self._name = f"batch_{step.id.hex}_{kind}.jsonl"
+        self._name = f"{batch_name(step.id)}_{kind}.jsonl"
         self._id: UUID | None = None
         self._writer = ChunkWriter(self._store)
 

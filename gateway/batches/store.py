@@ -1,4 +1,4 @@
-"""Batches as their callers see them: made, looked up, listed, cancelled. What runs them is in `claims` and `work`."""
+"""Batches as their callers see them: made, looked up, listed, cancelled. What runs them is in `claims` and `steps`."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta

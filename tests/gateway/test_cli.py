@@ -229,7 +229,7 @@ class TestAdministration:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (["key", "fk-none", "1"], "no keys are called 'fk-none'"),
+            (["key", "fk-none", "1"], "there is no key 'fk-none'"),
             (["user", "nobody", "1"], "there is no organisation 'default'"),
             (["org", "nobody", "1"], "there is no organisation 'nobody'"),
             (["planet", "earth", "1"], "is not a scope"),
