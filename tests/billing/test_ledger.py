@@ -34,13 +34,6 @@ from tests.billing.samples import an_attempt, an_operation
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(database_url)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
 async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
     spool = Spool(tmp_path / "spool")
     yield spool

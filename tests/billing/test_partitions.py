@@ -1,6 +1,5 @@
 """Day partitions in a real PostgreSQL, and the ids that decide them."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -9,20 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import new_id, smallest_id
 from billing.partitions import ensure_partitions, is_partition, partition_name
 from billing.tables import attempt, operation
 from tests.billing.samples import KEY, ORG
-
-
-@pytest.fixture
-async def conn(database_url: str) -> AsyncIterator[AsyncConnection]:
-    engine = create_async_engine(database_url)
-    async with engine.begin() as connection:
-        yield connection
-    await engine.dispose()
 
 
 def time_of(identifier: UUID) -> datetime:
