@@ -128,12 +128,34 @@ class Leases:
 
         Raises OtherCurrencyError.
         """
-        return self._left(scopes)
+        now = time.monotonic()
+        accounts = self._pool.find(scopes)
+        if accounts is None:
+            return None
+        least: dict[Unit, Decimal] = {}
+        unseen = False
+        for account in accounts:
+            unit = account.unit
+            if unit not in ("money", "tokens") or not account.terms.hard:
+                continue
+            if unit == "money" and account.terms.currency != self._currency:
+                raise other_currency(self._pool, account, self._currency, now)
+            pot = self._pool.pot(account, now)
+            if pot.seen < 0:
+                self._pool.refill(account)
+                unseen = True
+            left, known = pot.reach, least.get(unit)
+            if known is None or left < known:
+                least[unit] = max(left, NOTHING)
+        if unseen:
+            return None
+        tokens = least.get("tokens")
+        return Left(least.get("money"), None if tokens is None else int(tokens))
 
     async def left(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> Left:
         """The same; waits for the database where it must, and raises its errors as they come."""
-        found = self._left(scopes)
-        return found if found is not None else await self._wait(lambda _: self._left(scopes))
+        found = self.left_at_hand(scopes)
+        return found if found is not None else await self._wait(lambda _: self.left_at_hand(scopes))
 
     def settle(self, hold: Hold, billed: Decimal | None, tokens: int) -> None:
         """The call is over and its row is spooled: keep what it was billed and used, the rest is free again.
@@ -235,32 +257,6 @@ class Leases:
             waiting.deadline = now + ASK_SECONDS
             self._asks.add(account.terms.id)
         return now >= waiting.deadline
-
-    def _left(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> Left | None:
-        """None where the database has to be asked first."""
-        now = time.monotonic()
-        accounts = self._pool.find(scopes)
-        if accounts is None:
-            return None
-        least: dict[Unit, Decimal] = {}
-        unseen = False
-        for account in accounts:
-            unit = account.unit
-            if unit not in ("money", "tokens") or not account.terms.hard:
-                continue
-            if unit == "money" and account.terms.currency != self._currency:
-                raise other_currency(self._pool, account, self._currency, now)
-            pot = self._pool.pot(account, now)
-            if pot.seen < 0:
-                self._pool.refill(account)
-                unseen = True
-            left, known = pot.reach, least.get(unit)
-            if known is None or left < known:
-                least[unit] = max(left, NOTHING)
-        if unseen:
-            return None
-        tokens = least.get("tokens")
-        return Left(least.get("money"), None if tokens is None else int(tokens))
 
     async def _wait(self, attempt: Callable[[_Waiting[T]], T | None]) -> T:
         waiting = _Waiting(attempt)
