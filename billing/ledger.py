@@ -197,7 +197,7 @@ def _insert(table: Table, returning: str) -> Any:
     """
     columns = ", ".join(column.name for column in table.columns if column.name != "recorded_at")
     return text(
-        f"INSERT INTO {table.name} ({columns}) "  # noqa: S608 - names come from tables.py
+        f"INSERT INTO {table.name} ({columns}) "  # noqa: S608 - names come from our tables
         f"SELECT {columns} FROM jsonb_populate_recordset(NULL::{table.name}, CAST(:rows AS jsonb)) "
         f"ON CONFLICT DO NOTHING RETURNING {returning}"
     )

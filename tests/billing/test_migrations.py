@@ -1,4 +1,4 @@
-"""The migrations against a real PostgreSQL: they make what tables.py says, take turns, and fail with a sentence."""
+"""The migrations against a real PostgreSQL: they make the tables of billing, take turns, and fail with a sentence."""
 
 import asyncio
 import shutil

@@ -1,0 +1,16 @@
+"""Alerts."""
+
+from collections.abc import Sequence
+
+revision = "0008"
+down_revision = "0007"
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+
+def upgrade() -> None:
+    pass
+
+
+def downgrade() -> None:
+    pass

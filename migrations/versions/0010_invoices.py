@@ -1,0 +1,16 @@
+"""Invoices and reconciliation."""
+
+from collections.abc import Sequence
+
+revision = "0010"
+down_revision = "0009"
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+
+def upgrade() -> None:
+    pass
+
+
+def downgrade() -> None:
+    pass
