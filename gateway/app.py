@@ -9,6 +9,7 @@ import structlog
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
+from billing.housekeeping import Housekeeping
 from billing.leases import Leases
 from billing.ledger import Ledger
 from billing.notices import Notices
@@ -52,6 +53,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
     leases = Leases(engine, spool.replica, settings.currency, notices)
     dispatcher = Dispatcher(live)
     batches = BatchRunner(engine, live)
+    housekeeping = Housekeeping(engine, [])
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)
     tracing, metrics = Tracing(), Metrics()
     pipeline = Pipeline(
@@ -68,7 +70,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        parts = (notices, prices, leases, ledger, keep_alive)
+        parts = (notices, prices, leases, ledger, keep_alive, housekeeping)
         background = [asyncio.create_task(part.run()) for part in parts]
         if config is not None:
             background.append(asyncio.create_task(Reload(config, live, prices).run()))
