@@ -19,7 +19,8 @@ WORKDIR /opt/farthing
 
 # Dependencies first, PyTorch before the rest: a change of our code reuses both layers.
 COPY pyproject.toml ./
-RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
+RUN python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    p = project["dependencies"] + project["optional-dependencies"]["parquet"]; \
     torch = [d for d in p if d.startswith("torch")]; open("torch.txt", "w").write("\n".join(torch)); \
     open("rest.txt", "w").write("\n".join(d for d in p if d not in torch))' \
     && pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r torch.txt
