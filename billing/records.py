@@ -80,6 +80,15 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     cost_version_id: UUID | None = None
     billed: Decimal | None = None
     cost: Decimal | None = None
+    tier: str = "standard"
+    """Of the price: standard, batch or priority."""
+    images: int = 0
+    """In the prompt; 0 where nothing was answered."""
+    billable: bool = True
+    """False where the caller does not pay for it, whatever the price: another attempt answered in its place, or the
+    upstream failed and reported nothing, so that its tokens are an estimate for the reader alone."""
+    price_override_id: UUID | None = None
+    """The org's, team's or key's own price or factor, where one was used."""
 
     def __post_init__(self) -> None:
         refuse_bad_money(billed=self.billed, cost=self.cost)

@@ -80,6 +80,10 @@ attempt = Table(
     Column("cost_version_id", Uuid, nullable=True),
     Column("billed", Numeric, nullable=True),
     Column("cost", Numeric, nullable=True),
+    Column("tier", Text, nullable=False, server_default="standard"),
+    Column("images", Integer, nullable=False, server_default=text("0")),
+    Column("billable", Boolean, nullable=False, server_default=text("true")),
+    Column("price_override_id", Uuid, nullable=True),
     *(CheckConstraint(f"{name} >= 0", name=f"{name}_not_negative") for name in TOKEN_CLASSES),
     postgresql_partition_by="RANGE (operation_id)",
 )

@@ -15,7 +15,20 @@ from sqlalchemy.dialects.postgresql import CIDR, JSONB
 
 from billing.tables.base import Timestamp, created, id_column, metadata
 
-org = Table("org", metadata, id_column(), Column("name", Text, nullable=False, unique=True), created())
+org = Table(
+    "org",
+    metadata,
+    id_column(),
+    Column("name", Text, nullable=False, unique=True),
+    created(),
+    Column(
+        "billing_time_zone",
+        Text,
+        nullable=False,
+        server_default="UTC",
+        comment="on whose clock its invoices' months begin",
+    ),
+)
 
 team = Table(
     "team",
@@ -56,6 +69,7 @@ api_key = Table(
     Column("networks", ARRAY(CIDR), nullable=True, comment="Where it may be used from; NULL: anywhere"),
     Column("tags", JSONB, nullable=False, server_default=text("'{}'"), comment="On every operation"),
     Column("may_attribute", Boolean, nullable=False, server_default=text("false")),
+    Column("record_payloads", Boolean, nullable=False, server_default=text("false")),
 )
 
 # A key outlives its secrets: after a rotation the old one works beside the new one for a while.

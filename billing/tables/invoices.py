@@ -1,0 +1,67 @@
+"""What an org was asked to pay: invoices and their lines, never changed once they are there."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    Numeric,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+)
+
+from billing.tables.base import Timestamp, id_column, metadata
+
+invoice = Table(
+    "invoice",
+    metadata,
+    id_column(),
+    Column("org_id", ForeignKey("org.id"), nullable=False),
+    Column("team_id", ForeignKey("team.id"), nullable=True, comment="NULL: of the whole org"),
+    Column("number", Integer, nullable=False, comment="from 1 within the org, without gaps"),
+    Column("label", Text, nullable=False, unique=True, comment="the number as it is printed"),
+    Column("month", Text, nullable=False, comment="like 2026-11, on the clock of time_zone"),
+    Column("time_zone", Text, nullable=False),
+    Column("starts_at", Timestamp, nullable=False),
+    Column("ends_at", Timestamp, nullable=False, comment="exclusive"),
+    Column("currency", Text, nullable=False),
+    Column("customer", Text, nullable=False, comment="names of the org and team when it was issued"),
+    Column("issuer", Text, nullable=False),
+    Column("bill_to", Text, nullable=False),
+    Column("exact_total", Numeric, nullable=False, comment="of the lines before rounding"),
+    Column("total", Numeric, nullable=False, comment="of the rounded lines"),
+    Column("unknown", BigInteger, nullable=False, comment="the month's operations without a known charge: on no line"),
+    Column("issued_at", Timestamp, nullable=False, server_default=func.now()),
+    Column("voided_at", Timestamp, nullable=True),
+    Column("void_reason", Text, nullable=True),
+    UniqueConstraint("org_id", "number"),
+    CheckConstraint("starts_at < ends_at", name="month_has_days"),
+    CheckConstraint("(voided_at IS NULL) = (void_reason IS NULL)", name="void_has_a_reason"),
+)
+
+invoice_line = Table(
+    "invoice_line",
+    metadata,
+    Column("invoice_id", ForeignKey("invoice.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, comment="from 1 within the invoice"),
+    Column("month", Text, nullable=False, comment="of the usage: an earlier one than the invoice's where it came late"),
+    Column("model", Text, nullable=False, comment="empty on a line that belongs to none"),
+    Column("tier", Text, nullable=False),
+    Column("part", Text, nullable=False, comment="a token class, request, image, response_cache, adjustment or other"),
+    Column("price_version_id", Uuid, nullable=True),
+    Column("override_id", Uuid, nullable=True, comment="whose terms changed that price"),
+    Column("description", Text, nullable=False),
+    Column("quantity", Numeric, nullable=False),
+    Column("unit", Text, nullable=False),
+    Column("unit_price", Numeric, nullable=True, comment="of `per` units; NULL where the amount is a sum of charges"),
+    Column("per", Integer, nullable=False),
+    Column("exact_amount", Numeric, nullable=False, comment="quantity * unit_price / per"),
+    Column("amount", Numeric, nullable=False, comment="rounded half-even to the currency's smallest coin"),
+    CheckConstraint("per > 0", name="per_is_positive"),
+    Index(None, "month"),
+)
