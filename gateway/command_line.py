@@ -1,7 +1,10 @@
 """What the commands share: ending with a sentence, finding the database, showing rows. Heavy imports wait."""
 
 import asyncio
+import getpass
 import json
+import os
+import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
@@ -50,13 +53,18 @@ def find_database(database_url: str | None, data_dir: Path | None) -> "URL":
 def in_database(
     work: "Callable[[AsyncConnection], Awaitable[T]]", database_url: str | None, data_dir: Path | None
 ) -> T:
-    """What `work` returns from inside one transaction; a failure it can name ends the command."""
+    """What `work` returns from inside one transaction; a failure it can name ends the command.
+
+    What it changes is noted in the audit log as this user's doing.
+    """
+    from billing.audit import act_as
     from gateway.connect import DatabaseUnavailableError, transaction
 
     url = find_database(database_url, data_dir)
 
     async def run() -> T:
         async with transaction(url) as connection:
+            await act_as(connection, f"shell:{_os_user()}")
             return await work(connection)
 
     try:
@@ -65,6 +73,13 @@ def in_database(
         fail(f"{error}. Is `farthing up` running?" if database_url is None else str(error))
     except ValueError as error:  # how billing refuses a bad name, window or amount
         fail(str(error))
+
+
+def _os_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, a number without a name
+        return str(os.getuid())
 
 
 def show(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -79,11 +94,18 @@ def show(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*(column.replace("_", " ") for column in rows[0]))
+    table = Table()
+    for column in rows[0]:
+        numbers = all(_NUMBER.fullmatch("" if row[column] is None else _plain(row[column])) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text("" if value is None else _plain(value)) for value in row.values()))
     # An id or a key cut off at a narrow terminal's edge would be useless: let the terminal wrap the lines.
     Console(width=Console(width=10_000).measure(table).maximum).print(table, soft_wrap=True)
+
+
+_NUMBER = re.compile(r"(-?[\d,]+(\.\d+)?%?|unknown)?")
+"""What lines up at its right end."""
 
 
 def _plain(value: object) -> str:
