@@ -3,7 +3,7 @@
 Both are rows of the table `budget`, told apart by their unit, and both are leased in the same way (`billing.leases`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Literal, get_args
@@ -18,6 +18,8 @@ from billing.tables import budget
 from billing.windows import Period
 
 ScopeKind = Literal["org", "team", "user", "key", "tag", "model"]
+NARROWEST_FIRST: tuple[ScopeKind, ...] = ("key", "user", "team", "tag", "org", "model")
+"""An allowance of several scopes is filed under the first of them, in this order."""
 Scope = tuple[ScopeKind, str]
 """Its kind, and the id of the org, team, user or key; a model's name; a tag as `name=value`."""
 
@@ -25,19 +27,21 @@ LimitKind = Literal["requests", "tokens", "concurrent"]
 Unit = Literal["money"] | LimitKind
 
 CHANNEL = "farthing_budgets"
-"""Notices here say `set KIND ID`: a budget or limit of that scope was made, changed or removed; what else is said here
-is between replicas (`billing.leases`)."""
+"""Notices here say `set KIND ID`: a budget or limit of that scope was made, changed or removed; and `gave - ID`: there
+is more in that allowance. What else is said here is between replicas (`billing.leases`)."""
 
 LONGEST_SCOPE_ID = 1000
 """In characters: a notice must hold it."""
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget or a limit."""
+    """A budget, a wallet or a limit."""
 
     id: UUID
     scope_kind: ScopeKind
     scope_id: str
+    also: dict[ScopeKind, str] = {}
+    """Further scopes that a call must have; the one above is the narrowest."""
     unit: Unit
     window: Period
     time_zone: str
@@ -46,6 +50,21 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """Of money; None for any other unit."""
     hard: bool
     """A hard one refuses what it cannot cover; a soft one only counts."""
+    rolls_since: datetime | None = None
+    """The first window whose rest adds to the next; None: what is left of a window is gone with it."""
+    rollover_cap: Decimal | None = None
+    prepaid: bool = False
+    """A wallet: its limit is 0, and what may be spent is the credit in it."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether `limit_amount` is the most that there can be."""
+        return self.rolls_since is None and not self.prepaid
+
+    @property
+    def whose(self) -> str:
+        """`the key's`, `the user's and model's`."""
+        return "the " + " and ".join(f"{kind}'s" for kind in (self.scope_kind, *self.also))
 
 
 async def find(conn: AsyncConnection, scopes: Sequence[Scope]) -> tuple[datetime, list[Allowance]]:
@@ -61,6 +80,22 @@ async def find(conn: AsyncConnection, scopes: Sequence[Scope]) -> tuple[datetime
 async def tell_changed(conn: AsyncConnection, kind: str, identifier: str) -> None:
     """Tell every replica, once this transaction commits, that an allowance of a scope is not what it was."""
     await notify(conn, CHANNEL, f"set {kind} {identifier}")
+
+
+def scope_of(
+    kind: ScopeKind, identifier: str, also: Mapping[ScopeKind, str] | None = None
+) -> tuple[ScopeKind, str, dict[ScopeKind, str]]:
+    """The narrowest of these scopes, and the others: what an allowance of all of them is stored under.
+
+    Raises ValueError, with a sentence, on what is no scope, and on two of one kind.
+    """
+    if also and kind in also:
+        raise ValueError(f"{kind} is there twice; a call has to be in all scopes, which are of different kinds")
+    scopes = {kind: identifier, **(also or {})}
+    for name, value in scopes.items():
+        refuse_bad_scope(name, value)
+    first, *others = sorted(scopes, key=NARROWEST_FIRST.index)
+    return first, scopes[first], {name: scopes[name] for name in others}
 
 
 def refuse_bad_scope(kind: str, identifier: str) -> None:

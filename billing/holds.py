@@ -6,9 +6,19 @@ from typing import NamedTuple
 from uuid import UUID
 
 from billing import refusals
-from billing.lease_pool import EXACT, NOTHING, ONE, Account, Need, Pool, Pot
+from billing.lease_pool import Pool
+from billing.pots import EXACT, NOTHING, ONE, Account, Pot
 from billing.records import Charge
 from billing.refusals import BudgetError, LimitExceeded
+
+
+class Need(NamedTuple):
+    """What a call asks for, besides one request and one place among the calls at once."""
+
+    amount: Decimal | None
+    """Worst case in money; None: the model has no price. 0 passes every budget."""
+    tokens: int
+    """Prompt and the most output."""
 
 
 class Part(NamedTuple):

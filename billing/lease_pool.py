@@ -1,121 +1,19 @@
-"""What this replica has leased, and what it holds out of it for calls: arithmetic in memory, no clock, no database.
-
-A `Pot` is one window of one allowance as this replica sees it. What it has been granted is either free, held by an
-open call, or spent: `granted == free + held + spent`. Only what is free can be held, so holds never exceed the lease;
-and the database counts the whole lease until the ledger has charged it (`billing.settlements`).
+"""What this replica has leased, of all allowances, and what it has to ask the database for or give back.
 
 `now` is seconds of a monotonic clock everywhere: a wall clock that jumps moves no window.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
+from decimal import Decimal
 from math import inf
 from typing import NamedTuple
 from uuid import UUID
 
-from billing.allowances import Allowance, Scope, ScopeKind
+from billing.allowances import Allowance, Scope
+from billing.matching import Matching
+from billing.pots import EXACT, NOTHING, Account, Key, Pot
 from billing.windows import window_bounds, zone
-
-EXACT = Context(prec=1000, traps=[Inexact, InvalidOperation, Overflow])
-NOTHING, ONE = Decimal(0), Decimal(1)
-LOW = Decimal("0.03125")
-"""A pot with less than this share of what is left for all asks for more in the background: half a slice."""
-
-IDLE_SECONDS = 30.0
-"""A pot that no call has used for so long gives its lease back."""
-
-Key = tuple[UUID, datetime]
-
-
-class Need(NamedTuple):
-    """What a call asks for, besides one request and one place among the calls at once."""
-
-    amount: Decimal | None
-    """Worst case in money; None: the model has no price. 0 passes every budget."""
-    tokens: int
-    """Prompt and the most output."""
-
-
-class Pot:
-    """One window of one allowance."""
-
-    __slots__ = (
-        "barren_until",
-        "ends",
-        "ends_at",
-        "free",
-        "granted",
-        "key",
-        "left",
-        "low",
-        "open",
-        "others",
-        "seen",
-        "used",
-    )
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.ends = inf
-        self.ends_at: datetime | None = None
-        self.granted = NOTHING
-        """As the database has it for this replica."""
-        self.free = NOTHING
-        """Below 0 when calls used more tokens than they held."""
-        self.open = 0
-        """Holds."""
-        self.left = NOTHING
-        """What nobody had taken out of the window when the database was last asked, at `seen`."""
-        self.low = NOTHING
-        """With less than this free, more is asked for in the background."""
-        self.others = NOTHING
-        """What other replicas had out then."""
-        self.seen = -inf
-        self.used = -inf
-        self.barren_until = -inf
-        """Until then nobody is asked again for what could not be had."""
-
-    @property
-    def reach(self) -> Decimal:
-        """The most that this replica can hold now, as far as it knows."""
-        return EXACT.add(self.free, self.left)
-
-    def add(self, amount: Decimal) -> None:
-        self.free = EXACT.add(self.free, amount)
-
-    def idle(self, now: float) -> bool:
-        """Whether there is something free that nobody uses."""
-        return self.free > 0 and now - max(self.used, self.seen) > IDLE_SECONDS
-
-    def look(self, left: Decimal, others: Decimal, now: float) -> None:
-        """The database said so at `now`."""
-        self.left, self.others, self.seen = max(left, NOTHING), others, now
-        self.low = EXACT.multiply(self.left, LOW)
-
-
-class Account:
-    """An allowance as this replica knows it, with the pots of its windows."""
-
-    __slots__ = ("gone", "least", "need", "pot", "pots", "refill", "terms", "unit")
-
-    def __init__(self, terms: Allowance) -> None:
-        self.pots: dict[datetime, Pot] = {}
-        self.pot: Pot | None = None
-        """Of the window of now, once it is known."""
-        self.unit = terms.unit
-        self.need = NOTHING
-        """Of the calls that wait, together."""
-        self.least = NOTHING
-        """Of that one of them that needs the least."""
-        self.refill = False
-        self.gone = False
-        self.terms = terms
-
-    def hope(self) -> None:
-        """There may be something to be had again."""
-        for pot in self.pots.values():
-            pot.barren_until = -inf
 
 
 class Taken(NamedTuple):
@@ -150,31 +48,13 @@ class Pool:
     """All that one replica knows and has."""
 
     def __init__(self) -> None:
-        self.scopes: dict[Scope, tuple[Account, ...]] = {}
-        """An empty tuple: it is known that there is nothing."""
+        self.matching = Matching()
         self.accounts: dict[UUID, Account] = {}
-        self.unknown: set[Scope] = set()
-        """Asked for and not known, or perhaps not any more what they were."""
         self.hungry: set[Account] = set()
         self.wanted: set[Account] = set()
         self.doubtful: set[Account] = set()
         """Nobody knows what became of the last statement about their lease."""
         self._clock: tuple[datetime, float] | None = None
-
-    def find(self, scopes: Mapping[ScopeKind, Sequence[str]]) -> list[Account] | None:
-        """The allowances of all these scopes; None (and they are noted as unknown) while one is not known."""
-        found: list[Account] = []
-        missing = False
-        known = self.scopes
-        for kind, ids in scopes.items():
-            for identifier in ids:
-                accounts = known.get((kind, identifier))
-                if accounts is None:
-                    self.unknown.add((kind, identifier))
-                    missing = True
-                elif accounts:
-                    found += accounts
-        return None if missing else found
 
     def set_clock(self, moment: datetime, now: float) -> None:
         """The database's time was `moment` at `now`."""
@@ -191,10 +71,10 @@ class Pool:
                 self._change(account, terms)
             by_scope[terms.scope_kind, terms.scope_id].append(account)
         for scope, accounts in by_scope.items():
-            for account in self.scopes.get(scope, ()):
+            for account in self.matching.of(scope):
                 if account not in accounts:
                     self._forget(account)
-            self.scopes[scope] = tuple(accounts)
+            self.matching.file(scope, accounts)
 
     def _change(self, account: Account, terms: Allowance) -> None:
         """Give all back and ask anew: the limit may be lower, and the window another."""
@@ -213,15 +93,14 @@ class Pool:
         for accounts in (self.hungry, self.wanted, self.doubtful):
             accounts.discard(account)
 
-    def forget_absent(self) -> None:
-        """Make room: what has no allowance can be learnt again."""
-        self.scopes = {scope: accounts for scope, accounts in self.scopes.items() if accounts}
-
     def pot(self, account: Account, now: float) -> Pot:
         """The pot of the window of now."""
         pot = account.pot
         if pot is not None and now < pot.ends:
             return pot
+        if pot is not None and account.terms.prepaid:  # some of its credit has expired
+            self.wanted.add(account)
+            pot.seen = -inf
         assert self._clock is not None, "an allowance is learnt together with the time"
         moment = self._clock[0] + timedelta(seconds=now - self._clock[1])
         terms = account.terms
@@ -279,6 +158,10 @@ class Pool:
     def doubt(self, accounts: Iterable[Account]) -> None:
         self.doubtful.update(account for account in accounts if not account.gone)
 
+    def doubt_all(self) -> None:
+        """This replica was taken for dead, and its leases were given away."""
+        self.doubt(account for account in self.accounts.values() if any(pot.granted for pot in account.pots.values()))
+
     def correct(self, granted: Mapping[Key, Decimal]) -> None:
         """The doubtful accounts have these leases: the difference to what was thought is free, or is not there."""
         for budget_id, starts_at in granted:
@@ -324,16 +207,6 @@ class Pool:
             if starts_at not in account.pots and account.pot is pot:
                 account.pot = None
         return gifts
-
-    def not_renewed(self, renewed: set[UUID]) -> list[Account]:
-        """Limits of calls at once that this replica thinks it has a lease of, and has not."""
-        return [
-            account
-            for account in self.accounts.values()
-            if account.unit == "concurrent"
-            and account.terms.id not in renewed
-            and any(pot.granted for pot in account.pots.values())
-        ]
 
     def active(self, now: float, seconds: float) -> dict[Key, Pot]:
         """Pots of hard allowances that calls used in the last seconds."""

@@ -14,19 +14,22 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import allowances
+from billing import allowances, captures, rollover
 from billing.allowances import CHANNEL, Allowance, Scope
-from billing.lease_pool import Demand, Gift, Key, Pot, Taken
+from billing.lease_pool import Demand, Gift, Taken
 from billing.notices import notify
+from billing.pots import Key, Pot
 from billing.settlements import free_lost
 from billing.windows import window_bounds, zone
 
 SLICES = 16
 """A lease is filled up to this part of what is left in the window, so leases shrink as the window empties."""
-LOST_SECONDS = 30
-"""Calls at once of a replica that has not been heard of for so long are no longer counted."""
 
-_TURN = text("SELECT clock_timestamp() AS now, pg_advisory_xact_lock(hashtextextended(:replica, 0))")
+_TURN = text("""
+    SELECT clock_timestamp() AS now, pg_advisory_xact_lock(hashtextextended(:replica, 0)),
+        (SELECT freed_at FROM replica WHERE name = :replica) AS freed_at
+""")
+_NOW = text("SELECT clock_timestamp()")
 # Makes windows that are new, and locks all: in two statements, a new one would be locked before its turn.
 _OPEN = text("""
     INSERT INTO budget_window AS w (budget_id, starts_at)
@@ -44,12 +47,13 @@ _LOCK = text("""
 # A statement of its own, after the lock: it sees the limit and the window as they are under it.
 _TAKE = text("""
     WITH asked AS (
-        SELECT w.budget_id, w.starts_at, w.leased, b.limit_amount - w.settled - w.leased AS rest,
+        SELECT w.budget_id, w.starts_at, w.leased, b.limit_amount + w.added - w.settled - w.leased AS rest,
             k.need, k.at_least, k.free, CASE b.unit WHEN 'money' THEN 9 ELSE 0 END AS decimals
         FROM budget_window w JOIN budget b ON b.id = w.budget_id JOIN unnest(
             CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]),
-            CAST(:need AS numeric[]), CAST(:at_least AS numeric[]), CAST(:free AS numeric[])
-        ) AS k (budget_id, starts_at, need, at_least, free) USING (budget_id, starts_at)
+            CAST(:need AS numeric[]), CAST(:at_least AS numeric[]), CAST(:free AS numeric[]), CAST(:rolls AS boolean[])
+        ) AS k (budget_id, starts_at, need, at_least, free, rolls) USING (budget_id, starts_at)
+        WHERE k.rolls = (b.rolls_since IS NOT NULL)
     ), grants AS (
         SELECT *, CASE
             WHEN rest <= 0 OR rest < at_least THEN 0
@@ -63,7 +67,7 @@ _TAKE = text("""
         INSERT INTO lease AS l (budget_id, starts_at, replica, granted)
         SELECT budget_id, starts_at, :replica, taken FROM grants WHERE taken > 0
         ON CONFLICT (budget_id, starts_at, replica)
-            DO UPDATE SET granted = l.granted + excluded.granted, renewed_at = now()
+            DO UPDATE SET granted = l.granted + excluded.granted
         RETURNING budget_id, starts_at
     )
     SELECT g.budget_id, g.starts_at, g.taken, g.rest - g.taken AS rest,
@@ -87,7 +91,7 @@ _GRANTED = text("""
     SELECT budget_id, starts_at, granted FROM lease WHERE replica = :replica AND budget_id = ANY(:budgets)
 """)
 _LOOK = text("""
-    SELECT w.budget_id, w.starts_at, b.limit_amount - w.settled - w.leased AS rest,
+    SELECT w.budget_id, w.starts_at, b.limit_amount + w.added - w.settled - w.leased AS rest,
         w.leased - coalesce(l.granted - l.settled, 0) AS others
     FROM budget_window w
     JOIN unnest(CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[])) AS k (budget_id, starts_at)
@@ -95,9 +99,9 @@ _LOOK = text("""
     JOIN budget b ON b.id = w.budget_id
     LEFT JOIN lease l ON l.budget_id = w.budget_id AND l.starts_at = w.starts_at AND l.replica = :replica
 """)
+_FREED = text("SELECT freed_at FROM replica WHERE name = :replica FOR UPDATE")
 _RENEW = text("""
-    UPDATE lease l SET renewed_at = now() FROM budget b
-    WHERE b.id = l.budget_id AND b.unit = 'concurrent' AND l.replica = :replica RETURNING b.id
+    INSERT INTO replica (name) VALUES (:replica) ON CONFLICT (name) DO UPDATE SET renewed_at = now(), freed_at = NULL
 """)
 _FINISHED = text("""
     DELETE FROM lease l
@@ -116,6 +120,10 @@ _OLD_MINUTES = text("""
 """Not at once: a clock that goes back an hour must not find a minute unused again."""
 
 
+class TakenForDeadError(Exception):
+    """This replica's leases were freed while it could not be heard: it has to look what it still has (`renew`)."""
+
+
 class Store:
     """Every method is one transaction, and raises the database's errors as they come."""
 
@@ -131,18 +139,34 @@ class Store:
 
     async def take(self, demands: Sequence[Demand]) -> tuple[datetime, float, list[Taken]]:
         """Lease what is asked for, in the windows of the database's time; return that, and the monotonic time then."""
+        rolling = [d.terms.id for d in demands if d.terms.rolls_since is not None]
+        wallets = [d.terms.id for d in demands if d.terms.prepaid]
         async with self._turn() as (conn, moment):
+            latest = {}
+            if rolling:
+                latest = await rollover.lock(conn, rolling)
+                moment = (await conn.execute(_NOW)).scalar_one()  # there may have been a wait
             now = time.monotonic()
-            bounds = [window_bounds(moment, d.terms.window, zone(d.terms.time_zone)) for d in demands]
-            keys = {"budgets": [d.terms.id for d in demands], "starts": [start for start, _ in bounds]}
+            moments = [max(moment, latest.get(d.terms.id, moment)) for d in demands]
+            bounds = [
+                window_bounds(at, d.terms.window, zone(d.terms.time_zone))
+                for d, at in zip(demands, moments, strict=True)
+            ]
+            starts = {d.terms.id: start for d, (start, _) in zip(demands, bounds, strict=True)}
+            ends = {d.terms.id: end for d, (_, end) in zip(demands, bounds, strict=True)}
+            keys = {"budgets": list(starts), "starts": list(starts.values())}
             await conn.execute(_OPEN, keys)
+            if rolling:
+                await rollover.carry(conn, {budget_id: starts[budget_id] for budget_id in rolling})
+            if wallets:
+                ends |= await captures.expire(conn, wallets, moment)
             amounts = {
                 "need": [d.need for d in demands],
                 "at_least": [d.least for d in demands],
                 "free": [d.free for d in demands],
+                "rolls": [d.terms.rolls_since is not None for d in demands],
             }
             rows = await conn.execute(_TAKE, keys | amounts | {"replica": self._replica, "slices": SLICES})
-            ends = {d.terms.id: end for d, (_, end) in zip(demands, bounds, strict=True)}
             return moment, now, [_taken(row, ends) for row in rows]
 
     async def give(self, gifts: Sequence[Gift]) -> None:
@@ -172,16 +196,17 @@ class Store:
             rows = await conn.execute(_LOOK, _keys(keys) | {"replica": self._replica})
             return {(row.budget_id, row.starts_at): (row.rest, row.others) for row in rows}
 
-    async def renew(self) -> set[UUID]:
-        """Say that this replica is alive, and free the calls at once of those that are not.
+    async def renew(self) -> bool:
+        """Say that this replica is alive; return whether it was taken for dead and its leases were freed."""
+        async with self._engine.begin() as conn:
+            freed_at = (await conn.execute(_FREED, {"replica": self._replica})).scalar_one_or_none()
+            await conn.execute(_RENEW, {"replica": self._replica})
+        return freed_at is not None
 
-        Returns the limits of calls at once that it still has a lease of.
-        """
+    async def free_lost(self, seconds: float) -> None:
+        """Free the calls at once of replicas that have not said for so long that they are alive."""
         async with self._engine.begin() as conn:
-            renewed = set((await conn.execute(_RENEW, {"replica": self._replica})).scalars())
-        async with self._engine.begin() as conn:
-            await free_lost(conn, LOST_SECONDS)
-        return renewed
+            await free_lost(conn, seconds)
 
     async def tidy(self, finished: Sequence[Pot]) -> list[Pot]:
         """Delete what is over, of this replica's leases and of minutes; return the pots whose rows are gone."""
@@ -196,6 +221,8 @@ class Store:
     async def _turn(self) -> AsyncIterator[tuple[AsyncConnection, datetime]]:
         async with self._engine.begin() as conn:
             row = (await conn.execute(_TURN, {"replica": self._replica})).one()
+            if row.freed_at is not None:
+                raise TakenForDeadError
             yield conn, row.now
 
 

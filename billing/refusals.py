@@ -16,15 +16,20 @@ class BudgetError(Exception):
         super().__init__(sentence)
         self.scope_kind: ScopeKind = terms.scope_kind
         self.scope_id: str = terms.scope_id
-        self.limit: Decimal = terms.limit_amount
+        self.also: dict[ScopeKind, str] = terms.also
+        self.limit: Decimal | None = None if terms.prepaid else terms.limit_amount
         self.remaining: Decimal = remaining
         self.currency: str | None = terms.currency
         self.window = terms.window
-        self.resets_at: datetime | None = resets_at
+        self.resets_at: datetime | None = None if terms.prepaid else resets_at
 
 
 class BudgetExhausted(BudgetError):  # noqa: N818 - the name of a state that callers know
     """The call's worst case does not fit in what is left."""
+
+
+class WalletExhausted(BudgetExhausted):
+    """The call's worst case does not fit in what is left of a prepaid wallet."""
 
 
 class UnpricedError(BudgetError):
@@ -46,6 +51,7 @@ class LimitExceeded(Exception):  # noqa: N818 - the name of a state that callers
         self.kind: LimitKind = kind
         self.scope_kind: ScopeKind = terms.scope_kind
         self.scope_id: str = terms.scope_id
+        self.also: dict[ScopeKind, str] = terms.also
         self.limit: int = int(terms.limit_amount)
         self.retry_after: float | None = retry_after
 
@@ -55,28 +61,28 @@ CONCURRENT_RETRY_SECONDS = 1.0
 
 
 def unpriced(terms: Allowance, remaining: Decimal, resets_at: datetime | None) -> UnpricedError:
-    sentence = f"the model has no complete price and the {_budget(terms)} is hard"
+    nature = "cannot go below zero" if terms.prepaid else "is hard"
+    sentence = f"the model has no complete price and {_budget(terms)} {nature}"
     return UnpricedError(terms, remaining, resets_at, sentence)
 
 
 def other_currency(
     terms: Allowance, remaining: Decimal, resets_at: datetime | None, currency: str
 ) -> OtherCurrencyError:
-    sentence = f"the {_budget(terms)} cannot pay for calls that are charged in {currency}"
+    sentence = f"{_budget(terms)} cannot pay for calls that are charged in {currency}"
     return OtherCurrencyError(terms, remaining, resets_at, sentence)
 
 
 def exhausted(terms: Allowance, amount: Decimal, remaining: Decimal, resets_at: datetime | None) -> BudgetExhausted:
-    resets = "" if resets_at is None else f"; it resets at {resets_at:%Y-%m-%d %H:%M} UTC"
-    sentence = (
-        f"this call could cost {amount:f} {terms.currency} and the {_budget(terms)} has {remaining:f} left{resets}"
-    )
-    return BudgetExhausted(terms, remaining, resets_at, sentence)
+    resets = "" if resets_at is None or terms.prepaid else f"; it resets at {resets_at:%Y-%m-%d %H:%M} UTC"
+    sentence = f"this call could cost {amount:f} {terms.currency} and {_budget(terms)} has {remaining:f} left{resets}"
+    kind = WalletExhausted if terms.prepaid else BudgetExhausted
+    return kind(terms, remaining, resets_at, sentence)
 
 
 def exceeded(terms: Allowance, amount: Decimal, remaining: Decimal, reset_seconds: float) -> LimitExceeded:
     """What refuses a call that needs `amount` of a limit."""
-    whose, limit = f"the {terms.scope_kind}'s limit", terms.limit_amount
+    whose, limit = f"{terms.whose} limit", terms.limit_amount
     too_much = amount > limit
     if terms.unit == "concurrent":
         wait = CONCURRENT_RETRY_SECONDS
@@ -90,5 +96,7 @@ def exceeded(terms: Allowance, amount: Decimal, remaining: Decimal, reset_second
 
 
 def _budget(terms: Allowance) -> str:
+    if terms.prepaid:
+        return f"{terms.whose} wallet in {terms.currency}"
     window = "" if terms.window == "none" else f" by the {terms.window}"
-    return f"{terms.scope_kind}'s budget of {terms.limit_amount:f} {terms.currency}{window}"
+    return f"{terms.whose} budget of {terms.limit_amount:f} {terms.currency}{window}"

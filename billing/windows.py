@@ -46,6 +46,22 @@ def window_bounds(moment: datetime, window: Period, tz: ZoneInfo) -> tuple[datet
     return start, later_day.replace(tzinfo=tz).astimezone(UTC)
 
 
+def windows_between(earlier: datetime, later: datetime, window: Window, tz: ZoneInfo) -> int:
+    """How many windows on the later of two starts of windows is: 0 when they are the same."""
+    if window == "none":
+        return 0
+    if window == "hour":
+        hours, rest = divmod(later - earlier, timedelta(hours=1))
+        # Half an hour over is one of the rare changes by half an hour: a window of 30 minutes, or one of 90.
+        before, after = earlier.astimezone(tz).replace(tzinfo=None), later.astimezone(tz).replace(tzinfo=None)
+        return hours + bool(rest and after - before > later - earlier)
+    if window == "month":
+        start, end = earlier.astimezone(tz), later.astimezone(tz)
+        return (end.year - start.year) * 12 + end.month - start.month
+    # Not the dates: one that a zone left out, by changing to the other side of the date line, is no window.
+    return round((later - earlier) / timedelta(days=1 if window == "day" else 7))
+
+
 def _start(moment: datetime, window: Period, tz: ZoneInfo) -> datetime:
     local = moment.astimezone(tz)
     if window == "hour":

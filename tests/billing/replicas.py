@@ -1,7 +1,7 @@
 """Replicas as the gateway runs them, and what the database says of their leases."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
@@ -54,8 +54,15 @@ async def limit(engine: AsyncEngine, kind: ScopeKind, scope: str, what: LimitKin
 
 
 async def admit(leases: Leases, amount: str | None, tokens: int = 0, **scopes: str) -> Hold:
-    ids = {kind: [identifier] for kind, identifier in scopes.items()}
-    return await leases.admit(new_id(), ids, Need(None if amount is None else Decimal(amount), tokens))  # type: ignore[arg-type]
+    ids: Any = {kind: [identifier] for kind, identifier in scopes.items()}
+    return await admit_to(leases, ids, Need(None if amount is None else Decimal(amount), tokens))
+
+
+async def admit_to(leases: Leases, scopes: Mapping[ScopeKind, Sequence[str]], need: Need) -> Hold:
+    """As the gateway does it: at hand, and where that has no answer by waiting."""
+    operation_id = new_id()
+    hold = leases.admit_at_hand(operation_id, scopes, need)
+    return hold if hold is not None else await leases.admit_waiting(operation_id, scopes, need)
 
 
 def row(hold: Hold, billed: str | None, **changes: Any) -> OperationRecord:
@@ -72,10 +79,11 @@ async def budgets_of(engine: AsyncEngine) -> dict[str, Budget]:
 async def wrong_sums(engine: AsyncEngine) -> list[Any]:
     """Windows that are over their hard limit, or whose `leased` is not the sum of their leases."""
     query = text("""
-        SELECT b.scope_kind, b.scope_id, b.limit_amount, w.leased, w.settled, coalesce(sum(l.granted - l.settled), 0)
+        SELECT b.scope_kind, b.scope_id, b.limit_amount, w.added, w.leased, w.settled,
+            coalesce(sum(l.granted - l.settled), 0)
         FROM budget_window w JOIN budget b ON b.id = w.budget_id LEFT JOIN lease l USING (budget_id, starts_at)
         WHERE b.hard AND b.unit = 'money' GROUP BY b.id, w.budget_id, w.starts_at
-        HAVING w.leased + w.settled > b.limit_amount OR w.leased <> coalesce(sum(l.granted - l.settled), 0)
+        HAVING w.leased + w.settled > b.limit_amount + w.added OR w.leased <> coalesce(sum(l.granted - l.settled), 0)
     """)
     async with engine.connect() as conn:
         return list(await conn.execute(query))

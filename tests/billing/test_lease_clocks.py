@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing import lease_rounds, settlements
 from billing import leases as leases_module
-from billing import settlements
 from billing.leases import BudgetExhausted, Leases
 from tests.billing.replicas import a_replica, admit, budget, row, wrong_sums
 
@@ -52,7 +52,7 @@ async def test_a_window_that_ends_is_left_in_order(engine: AsyncEngine) -> None:
         leases.settle(later, Decimal(10), 0)
         async with engine.begin() as conn:
             await settlements.settle(conn, [row(hold, "0.5"), row(later, "10")])
-        await asyncio.sleep(2 * leases_module.TICK_SECONDS + 0.2)
+        await asyncio.sleep(2 * lease_rounds.TICK_SECONDS + 0.2)
         query = text("SELECT settled, leased FROM budget_window ORDER BY starts_at")
         async with engine.connect() as conn:
             assert [tuple(found) for found in await conn.execute(query)] == [(Decimal("0.5"), 0), (10, 0)]
@@ -70,7 +70,7 @@ async def test_a_clock_that_jumps_back_opens_no_window_twice(engine: AsyncEngine
         await shift_clock(engine, "0")
         await asyncio.sleep(leases_module.BARREN_SECONDS)
         for leases in (one, two):
-            leases._pool.unknown.add(("key", "k"))  # it looks at the time again
+            leases._pool.matching.unknown.add(("key", "k"))  # it looks at the time again
             past(leases, timedelta(0))
             with pytest.raises(BudgetExhausted):
                 await admit(leases, "1", key="k")
@@ -99,7 +99,7 @@ async def test_a_call_from_the_window_before_does_not_cost_the_lease_of_now(engi
         leases.release(await admit(leases, "1", key="k"))
         query = text("SELECT leased FROM budget_window ORDER BY starts_at")
         for released in (False, True):
-            await asyncio.sleep(2 * leases_module.TICK_SECONDS + 0.2)
+            await asyncio.sleep(2 * lease_rounds.TICK_SECONDS + 0.2)
             async with engine.connect() as conn:
                 old, new = (await conn.execute(query)).scalars()
             assert (old == 0, released or new > 0) == (released, True)

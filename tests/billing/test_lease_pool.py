@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from billing.allowances import Allowance
-from billing.holds import Hold, parts_of
+from billing.holds import Hold, Need, parts_of
 from billing.ids import new_id
-from billing.lease_pool import Gift, Key, Need, Pool, Taken
+from billing.lease_pool import Gift, Pool, Taken
 from billing.lease_store import SLICES
+from billing.pots import Key
 from billing.windows import window_bounds, zone
 
 REPLICAS, NAMES = 3, ("org", "key")
@@ -117,7 +118,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A call comes; where it has to wait, the database is asked, and the answer may be lost: before or after."""
         replica, pool = self.replicas[number], self.replicas[number].pool
         for _ in range(2):
-            accounts = pool.find({"key": list(which)})
+            accounts = pool.matching.find({"key": list(which)})
             assert accounts is not None
             parts = parts_of(pool, accounts, Need(amount, 0), "USD", self.clock)
             short = [part for part in parts if part.short]

@@ -15,12 +15,11 @@ from billing import leases as leases_module
 from billing import settlements
 from billing.allowances import ScopeKind
 from billing.budgets import list_budgets, remove_budget
-from billing.ids import new_id
 from billing.leases import BudgetExhausted, Leases, Need, OtherCurrencyError, UnpricedError
 from billing.ledger import Ledger
 from billing.notices import Notices
 from billing.spool import Spool
-from tests.billing.replicas import a_replica, admit, budget, budgets_of, row, until, wrong_sums
+from tests.billing.replicas import a_replica, admit, admit_to, budget, budgets_of, row, until, wrong_sums
 
 
 async def charge(engine: AsyncEngine, *rows: Any) -> None:
@@ -178,7 +177,7 @@ async def test_the_hot_path_asks_the_database_nothing(engine: AsyncEngine, lease
     scopes: dict[ScopeKind, list[str]] = {"org": ["o"], "key": ["k"], "tag": ["a=b", "c=d"], "model": ["m"]}
     await budget(engine, "org", "o", "1000", window="month")
     await budget(engine, "key", "k", "1000", window="day")
-    leases.release(await leases.admit(new_id(), scopes, Need(Decimal("0.01"), 100)))
+    leases.release(await admit_to(leases, scopes, Need(Decimal("0.01"), 100)))
     statements: list[str] = []
 
     @event.listens_for(engine.sync_engine, "before_cursor_execute")
@@ -186,7 +185,7 @@ async def test_the_hot_path_asks_the_database_nothing(engine: AsyncEngine, lease
         statements.append(arguments[2])
 
     for _ in range(1000):
-        call = leases.admit(new_id(), scopes, Need(Decimal("0.01"), 100))
+        call = admit_to(leases, scopes, Need(Decimal("0.01"), 100))
         with pytest.raises(StopIteration) as done:  # it does not even suspend
             call.send(None)
         leases.settle(done.value.value, Decimal("0.001"), 50)
@@ -194,7 +193,7 @@ async def test_the_hot_path_asks_the_database_nothing(engine: AsyncEngine, lease
     assert statements == []
     began, calls = asyncio.get_running_loop().time(), 0
     while asyncio.get_running_loop().time() < began + 2:
-        leases.settle(await leases.admit(new_id(), scopes, Need(Decimal("0.01"), 100)), Decimal("0.001"), 50)
+        leases.settle(await admit_to(leases, scopes, Need(Decimal("0.01"), 100)), Decimal("0.001"), 50)
         calls += 1
         await asyncio.sleep(0)
     assert calls > 2000
@@ -207,7 +206,7 @@ async def test_a_lease_is_refilled_before_it_is_used_up(engine: AsyncEngine, lea
     leases.release(await admit(leases, "1", key="k"))
     waited = 0
     for _ in range(500):
-        call = leases.admit(new_id(), {"key": ["k"]}, Need(Decimal(1), 0))
+        call = admit_to(leases, {"key": ["k"]}, Need(Decimal(1), 0))
         try:
             call.send(None)
         except StopIteration:
@@ -318,7 +317,7 @@ async def test_whatever_the_order_a_hard_budget_is_never_exceeded(
             amount = Decimal(luck.randrange(0, 100)) / 100
             scopes = {kind: [kind + luck.choice("ab")] for kind in luck.sample(kinds, luck.randrange(1, 5))}
             try:
-                hold = await leases.admit(new_id(), scopes, Need(amount, 0))  # type: ignore[arg-type]
+                hold = await admit_to(leases, scopes, Need(amount, 0))  # type: ignore[arg-type]
             except BudgetExhausted:
                 continue
             if luck.random() < 0.3:

@@ -1,12 +1,11 @@
 """Budgets that change while a call is admitted: what refused it a moment ago may not be there any more."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import delete
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ids import new_id
 from billing.leases import Left
@@ -22,13 +21,6 @@ from tests.billing import replicas
 from tests.gateway.samples import chat_call
 
 ORG, KEY = new_id(), new_id()
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(database_url)
-    yield engine
-    await engine.dispose()
 
 
 async def test_an_unpriced_model_whose_budget_is_removed_meanwhile(
@@ -48,8 +40,8 @@ async def test_an_unpriced_model_whose_budget_is_removed_meanwhile(
             if left.money is not None:
                 async with engine.begin() as connection:
                     await connection.execute(delete(budget).where(budget.c.unit == "money"))
-                leases._noticed(f"set key {KEY}")
-                await replicas.until(lambda: not leases._pool.scopes["key", str(KEY)])
+                leases._rounds._noticed(f"set key {KEY}")
+                await replicas.until(lambda: not leases._pool.matching.scopes["key", str(KEY)])
             return left
 
         monkeypatch.setattr(leases, "left", then_removed)
