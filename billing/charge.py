@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation, Overflow
 
 from billing.prices import Price
-from billing.records import TOKEN_CLASSES, TokenClasses
+from billing.records import TOKEN_CLASSES, TokenClasses, refuse_bad_money
 
 INPUT_CLASSES = TOKEN_CLASSES[:3]
 OUTPUT_CLASSES = TOKEN_CLASSES[3:]
@@ -17,17 +17,22 @@ DEVICE_COST_QUANTUM = Decimal("1E-18")
 """An hour's price per second has no finite decimal, so device cost alone is rounded: half-even, to this unit."""
 
 # Far more digits than a price times a token count has; a result that would still not fit raises instead of rounding.
-_EXACT = Context(prec=400, traps=[Inexact, InvalidOperation, Overflow])
+EXACT = Context(prec=400, traps=[Inexact, InvalidOperation, Overflow])
 _UP = Context(prec=400, rounding=ROUND_CEILING, traps=[InvalidOperation, Overflow])
 _DOWN = Context(prec=400, rounding=ROUND_FLOOR, traps=[InvalidOperation, Overflow])
 """For bounds of what somebody else wrote, which may be any number: a bound that is a little wider still is one."""
 _ROUNDING = Context(prec=400, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow])
 _PER_MILLION = -6
 _SECONDS_AN_HOUR = Decimal(3_600)
+_HOURS_A_YEAR = Decimal(8_766)
 
 
-def charge(price: Price | None, tokens: TokenClasses) -> Decimal | None:
-    """Money for `tokens`; None when there is no price, or a class that has tokens has none. A price of 0 is free."""
+def charge(price: Price | None, tokens: TokenClasses, images: int = 0) -> Decimal | None:
+    """Money for `tokens` of one call whose prompt had `images`, its parts for the request and the images included.
+
+    None when there is no price, or a class that has tokens has none. A price of 0 is free. Where no token was used,
+    nothing was answered, and nothing is charged.
+    """
     if price is None:
         return None
     millions = Decimal(0)
@@ -36,14 +41,18 @@ def charge(price: Price | None, tokens: TokenClasses) -> Decimal | None:
         if count and rate is None:
             return None
         if count:
-            millions = _EXACT.add(millions, _EXACT.multiply(rate, Decimal(count)))
-    return _EXACT.scaleb(millions, _PER_MILLION)
+            millions = EXACT.add(millions, EXACT.multiply(rate, Decimal(count)))
+    amount = EXACT.scaleb(millions, _PER_MILLION)
+    if price.per_request is None and price.per_image is None:
+        return amount
+    used = tokens.prompt_tokens + tokens.completion_tokens > 0
+    return EXACT.add(amount, _flat(price, images, EXACT)) if used else amount
 
 
-def device_cost(price: Price, device_seconds: float) -> Decimal | None:
+def device_cost(price: Price, device_seconds: float | Decimal) -> Decimal | None:
     """Money for device time; None when the price has no device part.
 
-    The float is converted once, through its repr (the shortest decimal that reads back as the same float), and is
+    A float is converted once, through its repr (the shortest decimal that reads back as the same float), and is
     exact from there on; the quotient by an hour is rounded to DEVICE_COST_QUANTUM. Raises ValueError on negative or
     non-finite seconds.
     """
@@ -51,8 +60,23 @@ def device_cost(price: Price, device_seconds: float) -> Decimal | None:
         raise ValueError(f"device time must be 0 or more seconds, not {device_seconds}")
     if price.device_hour is None:
         return None
-    price_seconds = _ROUNDING.multiply(price.device_hour, Decimal(repr(float(device_seconds))))
+    seconds = device_seconds if isinstance(device_seconds, Decimal) else Decimal(repr(float(device_seconds)))
+    price_seconds = _ROUNDING.multiply(price.device_hour, seconds)
     return _ROUNDING.quantize(_ROUNDING.divide(price_seconds, _SECONDS_AN_HOUR), DEVICE_COST_QUANTUM)
+
+
+def amortised_hour(purchase_price: Decimal, years: Decimal, watts: Decimal, price_per_kwh: Decimal) -> Decimal:
+    """What an hour of one's own device costs: its price over the hours it will be used, and its power.
+
+    A year has 8766 hours. Rounded half-even to DEVICE_COST_QUANTUM, because a year's share has no finite decimal.
+    Raises ValueError unless `years` is above 0 and the rest is finite and 0 or more.
+    """
+    refuse_bad_money(purchase_price=purchase_price, watts=watts, price_per_kwh=price_per_kwh)
+    if not (years.is_finite() and years > 0):
+        raise ValueError(f"years is {years}: how long a device is used must be more than 0 years")
+    hardware = _ROUNDING.divide(purchase_price, _ROUNDING.multiply(years, _HOURS_A_YEAR))
+    power = _ROUNDING.multiply(_ROUNDING.scaleb(watts, -3), price_per_kwh)
+    return _ROUNDING.normalize(_ROUNDING.quantize(_ROUNDING.add(hardware, power), DEVICE_COST_QUANTUM))
 
 
 def total(amounts: Iterable[Decimal | None]) -> Decimal | None:
@@ -61,12 +85,13 @@ def total(amounts: Iterable[Decimal | None]) -> Decimal | None:
     for amount in amounts:
         if amount is None:
             return None
-        result = _EXACT.add(result, amount)
+        result = EXACT.add(result, amount)
     return result
 
 
-def worst_case(price: Price | None, prompt_tokens: int, max_output: int) -> Decimal | None:
-    """The most a call can be charged: every prompt token at the dearest input price, every output token likewise.
+def worst_case(price: Price | None, prompt_tokens: int, max_output: int, images: int = 0) -> Decimal | None:
+    """The most a call can be charged: every prompt token at the dearest input price, every output token likewise, and
+    the parts for the request and its images.
 
     None when a class that the call could use has no price: such a call has no upper bound, so a hard budget refuses it.
     Raises ValueError on negative counts.
@@ -79,24 +104,31 @@ def worst_case(price: Price | None, prompt_tokens: int, max_output: int) -> Deci
         if count and rate is None:
             return None
         parts.append(_UP.multiply(rate, Decimal(count)) if count and rate is not None else Decimal(0))
-    return _UP.scaleb(_UP.add(*parts), _PER_MILLION)
+    amount = _UP.scaleb(_UP.add(*parts), _PER_MILLION)
+    return amount if price is None else _UP.add(amount, _flat(price, images, _UP))
 
 
-def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decimal) -> int:
+def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decimal, images: int = 0) -> int:
     """The largest output whose `worst_case` fits in `remaining`.
 
     0 also when even the prompt does not fit or a price is missing; UNLIMITED_OUTPUT when output is free or `remaining`
     has no end that matters.
     """
-    prompt = worst_case(price, prompt_tokens, 0)
+    prompt = worst_case(price, prompt_tokens, 0, images)
     rate = _dearest(price, OUTPUT_CLASSES)
     if prompt is None or rate is None or prompt > remaining:
         return 0
-    most = worst_case(price, prompt_tokens, UNLIMITED_OUTPUT)
+    most = worst_case(price, prompt_tokens, UNLIMITED_OUTPUT, images)
     if most is None or remaining >= most:
         return UNLIMITED_OUTPUT
     millionths = _DOWN.scaleb(_DOWN.subtract(remaining, prompt), -_PER_MILLION)
     return int(_DOWN.divide_int(millionths, rate))
+
+
+def _flat(price: Price, images: int, context: Context) -> Decimal:
+    """The parts that do not depend on tokens."""
+    by_image = context.multiply(price.per_image or Decimal(0), Decimal(images))
+    return context.add(price.per_request or Decimal(0), by_image)
 
 
 def _dearest(price: Price | None, names: Iterable[str]) -> Decimal | None:

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from billing.charge import (
     DEVICE_COST_QUANTUM,
     UNLIMITED_OUTPUT,
     affordable_output,
+    amortised_hour,
     charge,
     device_cost,
     total,
@@ -24,14 +26,16 @@ from billing.records import TOKEN_CLASSES, TokenClasses
 
 
 def price_of(**parts: Decimal | None) -> Price:
-    """A sale price with only these parts."""
+    """A price with only these parts."""
     made = datetime(2026, 1, 1, tzinfo=UTC)
-    terms = PriceTerms(book="sale", model="m", currency="USD", **parts)  # type: ignore[arg-type]
+    which: dict[str, Any] = {"book": "cost", "upstream": "u"} if "device_hour" in parts else {"book": "sale"}
+    terms = PriceTerms(model="m", currency="USD", **which, **parts)
     return Price(id=new_id(), effective_at=made, **msgspec.structs.asdict(terms))
 
 
 rates = st.decimals(min_value=0, max_value=10**6, places=9, allow_nan=False, allow_infinity=False)
 prices = st.builds(price_of, **dict.fromkeys(TOKEN_CLASSES, rates))
+whole_prices = st.builds(price_of, **dict.fromkeys((*TOKEN_CLASSES, "per_request", "per_image"), rates))
 counts = st.integers(min_value=0, max_value=10**12)
 usages = st.builds(TokenClasses, **dict.fromkeys(TOKEN_CLASSES, counts))
 
@@ -51,6 +55,24 @@ def test_each_class_is_priced_once() -> None:
     price = price_of(input_fresh=Decimal(10), input_cache_write=Decimal("12.5"), input_cached=Decimal(1))
     usage = TokenClasses(input_fresh=100, input_cache_write=700, input_cached=200)
     assert charge(price, usage) == Decimal("0.00995")
+
+
+def test_parts_for_the_request_and_its_images_count_once_where_something_was_answered() -> None:
+    parts = {"per_request": Decimal("0.01"), "per_image": Decimal("0.002")}
+    price = price_of(input_fresh=Decimal(1), output_text=Decimal(1), **parts)
+    assert charge(price, TokenClasses(input_fresh=5, output_text=5), images=3) == Decimal("0.01601")
+    assert charge(price, TokenClasses(input_fresh=5)) == Decimal("0.010005")
+    assert charge(price, TokenClasses(), images=3) == 0
+    assert charge(price, TokenClasses(input_cached=1), images=3) is None, "a class without a price stays unknown"
+
+
+def test_an_hour_of_one_s_own_device() -> None:
+    hour = amortised_hour(Decimal(17_532), Decimal(2), Decimal(500), Decimal("0.30"))
+    assert hour == Decimal("1.15"), "17,532 over 2 years of 8,766 hours, and half a kilowatt"
+    assert amortised_hour(Decimal(1), Decimal(3), Decimal(0), Decimal(0)) == Decimal("0.000038025705376835")
+    for years in (Decimal(0), Decimal("NaN")):
+        with pytest.raises(ValueError, match="more than 0 years"):
+            amortised_hour(Decimal(1), years, Decimal(0), Decimal(0))
 
 
 def test_a_class_with_tokens_but_no_price_is_unknown_not_free() -> None:
@@ -85,22 +107,25 @@ def test_more_tokens_never_cost_less(price: Price, usage: TokenClasses, name: st
     assert must(charge(price, larger)) >= must(charge(price, usage)) >= 0
 
 
-@given(prices, usages)
-def test_no_charge_exceeds_the_worst_case(price: Price, usage: TokenClasses) -> None:
-    assert must(charge(price, usage)) <= must(worst_case(price, usage.prompt_tokens, usage.completion_tokens))
+@given(whole_prices, usages, st.integers(0, 100))
+def test_no_charge_exceeds_the_worst_case(price: Price, usage: TokenClasses, images: int) -> None:
+    most = must(worst_case(price, usage.prompt_tokens, usage.completion_tokens, images))
+    assert must(charge(price, usage, images)) <= most
 
 
-@given(prices, st.integers(0, 10**7), st.decimals(0, 10**9, places=12))
-def test_the_affordable_output_fits_and_one_more_does_not(price: Price, prompt: int, remaining: Decimal) -> None:
-    output = affordable_output(price, prompt, remaining)
-    if must(worst_case(price, prompt, 0)) > remaining:
+@given(whole_prices, st.integers(0, 10**7), st.decimals(0, 10**9, places=12), st.integers(0, 100))
+def test_the_affordable_output_fits_and_one_more_does_not(
+    price: Price, prompt: int, remaining: Decimal, images: int
+) -> None:
+    output = affordable_output(price, prompt, remaining, images)
+    if must(worst_case(price, prompt, 0, images)) > remaining:
         assert output == 0
     elif max(price.output_text or 0, price.output_reasoning or 0) == 0:
         assert output == UNLIMITED_OUTPUT
     else:
-        assert must(worst_case(price, prompt, output)) <= remaining
+        assert must(worst_case(price, prompt, output, images)) <= remaining
         # A price of nearly nothing affords more than any answer can have: then the cap is the answer.
-        assert output == UNLIMITED_OUTPUT or remaining < must(worst_case(price, prompt, output + 1))
+        assert output == UNLIMITED_OUTPUT or remaining < must(worst_case(price, prompt, output + 1, images))
 
 
 @pytest.mark.parametrize("limit", [Decimal("1e400"), Decimal("9" * 500), Decimal("3." + "1" * 500)])
