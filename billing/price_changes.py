@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -78,11 +78,11 @@ async def amended(
     kept = {name: getattr(before, name, None) for name in (*RATES, "device_hour")}
     if "factor" in amounts or not amounts:
         kept = dict.fromkeys(kept)
-    filled = {**kept, **amounts}
+    filled: dict[str, Any] = {**kept, **amounts}
     for name, default in (("input_cache_write", "input_fresh"), ("output_reasoning", "output_text")):
         if before is None and name not in amounts:
             filled[name] = filled[default]
-    names = {name: getattr(which, name) for name in (*KEY, "currency")}
+    names: dict[str, Any] = {name: getattr(which, name) for name in (*KEY, "currency")}
     return Entry(terms=PriceTerms(**names, **filled), effective_at=effective_at)
 
 

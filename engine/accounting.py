@@ -5,12 +5,14 @@ time, so the two always add up to the wall clock.
 """
 
 import threading
+import uuid
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.cost import CostModel
 from engine.layout import Chunk
+from engine.protocol import DeviceAccount
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Clock:
     """
 
     start: float
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Names this count: that of another process is another one."""
     mark: float = field(init=False)
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
@@ -71,6 +75,11 @@ class Clock:
 
     def __post_init__(self) -> None:
         self.mark = self.start
+
+    def account(self) -> DeviceAccount:
+        with self.lock:
+            wall, idle = self.mark - self.start, self.idle_seconds
+        return DeviceAccount(instance=self.instance, wall_seconds=wall, idle_seconds=idle)
 
     def idle_until(self, now: float) -> None:
         """Count the time since the last mark as idle."""

@@ -21,6 +21,7 @@ OFF: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "modalities": (None, ["text"]),
     "prediction": (None,),
+    "service_tier": (None, "auto", "default"),
     "suffix": (None, ""),
 }
 

@@ -117,11 +117,16 @@ class Front:
     @property
     def models(self) -> dict[str, HostedModel]:
         """Models by name. Raises ApiError (503) unless the engine serves."""
+        return self.working_core.models
+
+    @property
+    def working_core(self) -> EngineCore:
+        """Raises ApiError (503) unless the engine serves."""
         if self.core is None:
             raise ApiError(503, "The models are still loading: try again in a few seconds.", code="loading")
         if not self.core.alive:
             raise ApiError(503, "The engine has failed and must be restarted: see its log.", code="engine_failed")
-        return self.core.models
+        return self.core
 
     def model(self, name: str) -> HostedModel:
         """The model of that name; raises ApiError (404) when there is none."""

@@ -54,9 +54,8 @@ class CoreCollector:
         yield from self._models()
 
     def _clock(self) -> Iterator[Metric]:
-        clock = self._core.clock
-        with clock.lock:
-            wall, idle = clock.mark - clock.start, clock.idle_seconds
+        account = self._core.clock.account()
+        wall, idle = account.wall_seconds, account.idle_seconds
         # device_seconds over all models and kinds + idle_seconds == wall_seconds
         yield CounterMetricFamily(PREFIX + "wall_seconds", "Wall time accounted for since start", value=wall)
         yield CounterMetricFamily(PREFIX + "idle_seconds", "Part of it in which no step ran", value=idle)

@@ -104,6 +104,18 @@ class TokenizeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where they were asked for: of its full blocks for this tenant, as `BlockChanges` names blocks."""
 
 
+class DeviceAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `GET /v1/device`: what the device has done for this engine process, in seconds since its models loaded.
+
+    The device-seconds of all requests' accounts + `idle_seconds` == `wall_seconds`, within the step that runs.
+    """
+
+    instance: str
+    """Another one after a restart, which counts from 0."""
+    wall_seconds: float
+    idle_seconds: float
+
+
 class BlockChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of `GET /v1/blocks`: what has changed in the blocks that an engine holds for one model.
 

@@ -56,7 +56,19 @@ HttpRequest = Request[Any, Any, Any]
 def create_app(front: Front) -> Litestar:
     """The application over `front`, which may still be loading its models."""
     return Litestar(
-        [chat_completions, completions, embeddings, tokenize, detokenize, abort, blocks, list_models, health, metrics],
+        [
+            chat_completions,
+            completions,
+            embeddings,
+            tokenize,
+            detokenize,
+            abort,
+            blocks,
+            device,
+            list_models,
+            health,
+            metrics,
+        ],
         dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
         openapi_config=None,
@@ -148,6 +160,12 @@ async def blocks(
 ) -> Response[bytes]:
     """What has changed in the blocks held for a model; waits for news up to `wait` seconds."""
     return _json(await block_changes(front, front.model(model), instance, since, wait))
+
+
+@get("/v1/device")
+async def device(front: NamedDependency[Front]) -> Response[bytes]:
+    """What the device has done, for who adds up what it costs."""
+    return _json(front.working_core.clock.account())
 
 
 @get("/v1/models")

@@ -58,14 +58,14 @@ class Admission:
         money, tokens = self._leases.left_at_hand(scopes) or await self._left(scopes)
         if money is None and tokens is None:
             return Admitted(await self._hold(operation.id, scopes, Need(NOTHING, 0)))
-        price = book.sale(model, operation.tier)
+        price = book.sale(model, operation.tier, operation.payer)
         if money is not None and not _has_bound(price):
             # refuses it, unless the budget has gone meanwhile
             return Admitted(await self._hold(operation.id, scopes, Need(None, 0)))
         size = await self._dispatcher.prompt_size(call, model)
         for last in [False] * (TRIES - 1) + [True]:
             output, cap = _output(call, size, price, money, tokens)
-            amount = NOTHING if money is None else worst_case(price, size.tokens, output * call.choices)
+            amount = NOTHING if money is None else worst_case(price, size.tokens, output * call.choices, call.images)
             try:
                 hold = await self._hold(operation.id, scopes, Need(amount, size.tokens + output * call.choices))
             except (BudgetError, LimitExceeded):
@@ -120,7 +120,7 @@ def _affordable(call: Call, size: PromptSize, price: Price | None, money: Decima
     """Output tokens for each choice that what is left of the tightest budget and limit allows; may be negative."""
     bounds = []
     if money is not None:
-        bounds.append(affordable_output(price, size.tokens, money))
+        bounds.append(affordable_output(price, size.tokens, money, call.images))
     if tokens is not None:
         bounds.append(tokens - size.tokens)
     return min(bounds) // call.choices

@@ -23,6 +23,7 @@ from gateway.api.routes import http_error, models_route, surface_routes
 from gateway.auth import Keys
 from gateway.batches.runner import BatchRunner
 from gateway.database import connect
+from gateway.device_meter import DeviceMeter
 from gateway.dispatch import Dispatcher
 from gateway.keep_alive import KeepAlive
 from gateway.live import Live
@@ -49,10 +50,11 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
     live = Live(settings)
     notices = Notices(engine)
     keys = Keys(engine, notices)
-    prices = Prices(engine, settings)
+    prices = Prices(engine, settings, notices)
     leases = Leases(engine, spool.replica, settings.currency, notices)
     dispatcher = Dispatcher(live)
     batches = BatchRunner(engine, live)
+    devices = DeviceMeter(engine, live, prices)
     housekeeping = Housekeeping(engine, [])
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)
     tracing, metrics = Tracing(), Metrics()
@@ -70,7 +72,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        parts = (notices, prices, leases, ledger, keep_alive, housekeeping)
+        parts = (notices, prices, leases, ledger, keep_alive, housekeeping, devices)
         background = [asyncio.create_task(part.run()) for part in parts]
         if config is not None:
             background.append(asyncio.create_task(Reload(config, live, prices).run()))

@@ -46,7 +46,7 @@ class Call:
     original: dict[str, msgspec.Raw] | None = None
     """The caller's own body where `fields` is a translation of it: for an upstream that speaks the caller's dialect."""
     priority: int | None = None
-    """For upstreams of kind engine: larger runs later. Set by the gateway for lines of a batch."""
+    """For upstreams of kind engine: larger runs later. Set by the gateway, for lines of a batch and by tier."""
     unsaid: tuple[Unsaid, ...] = ()
     """What the translation could not carry over: only an upstream that gets `original` honours it."""
     betas: str | None = None
@@ -71,6 +71,13 @@ class Call:
                 for part in content:
                     if isinstance(part, dict) and isinstance(part.get("text"), str):
                         yield role, part["text"]
+
+    @property
+    def images(self) -> int:
+        """In the whole conversation: what a price for each image multiplies."""
+        contents = [message.get("content") for message in self.messages]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        return sum(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
 
     def has_media(self) -> bool:
         """Whether a part of any message is something else than text, or something is in the caller's own body only."""

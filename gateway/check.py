@@ -13,6 +13,7 @@ _CLASSES = {
     "output_text": "output",
     "output_reasoning": "reasoning",
 }
+_PARTS = {"per_request": "a request", "per_image": "an image"}
 _BALANCE = {
     "weighted": "shared out by weight",
     "least_busy": "the least busy one is asked",
@@ -75,6 +76,8 @@ def _model(name: str, model: ModelSettings, settings: Settings) -> Iterator[str]
     yield f"billed {_prices(model.price)}"
     if model.batch_price is not None:
         yield f"in a batch {_prices(model.batch_price)}"
+    if model.priority_price is not None:
+        yield f"with priority {_prices(model.priority_price)}"
     for target in model.upstreams:
         cost = _cost_words(settings.upstreams[target.upstream], target)
         yield f"runs on {target.upstream}{_as(name, target)}, {cost}"
@@ -96,17 +99,18 @@ def _as(name: str, target: TargetSettings) -> str:
 
 def _prices(prices: ClassPrices | None) -> str:
     known = {} if prices is None else prices.complete()
-    words = [f"{_CLASSES[name]} {price:f}" for name, price in known.items() if price is not None]
+    names = _CLASSES | _PARTS
+    words = [f"{names[name]} {price:f}" for name, price in known.items() if price is not None]
     return ", ".join(words) or "nothing: it has no price"
 
 
 def _unpriced(prices: ClassPrices | None) -> list[str]:
     known = ClassPrices().complete() if prices is None else prices.complete()
-    return [_CLASSES[name] for name, price in known.items() if price is None]
+    return [words for name, words in _CLASSES.items() if known[name] is None]
 
 
 def _cost(upstream: UpstreamSettings, target: TargetSettings) -> Decimal | ClassPrices | None:
-    return upstream.device_price_per_hour if upstream.kind == "engine" else target.cost
+    return upstream.device_hour if upstream.kind == "engine" else target.cost
 
 
 def _cost_words(upstream: UpstreamSettings, target: TargetSettings) -> str:

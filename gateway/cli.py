@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from gateway import budgets_cli, check_cli, keys_cli, limits_cli
+from gateway import budgets_cli, check_cli, keys_cli, limits_cli, margins_cli, prices_cli
 from gateway.command_line import DatabaseUrl, DataDir, fail, find_database
 
 app = typer.Typer(
@@ -20,6 +20,9 @@ app = typer.Typer(
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(budgets_cli.app, name="budgets")
 app.add_typer(limits_cli.app, name="limits")
+app.add_typer(prices_cli.app, name="prices")
+app.command()(margins_cli.margins)
+app.command()(margins_cli.devices)
 app.command()(check_cli.check)
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 

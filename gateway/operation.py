@@ -10,7 +10,7 @@ from billing.charge import total
 from billing.ids import new_id
 from billing.leases import Hold
 from billing.people import Principal
-from billing.prices import PriceBook, Tier
+from billing.prices import Payer, PriceBook, Tier
 from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
 from engine.protocol import Account
 from gateway.attribution import Attribution
@@ -45,6 +45,8 @@ class Attempt:
     account: Account | None = None
     odd: str | None = None
     """What was odd in the reported counts."""
+    served_standard: bool = False
+    """The upstream says that it was served at the standard tier."""
     billable: bool = True
     """False where another attempt took its place: it may have cost something, but the caller pays once."""
     overdue: bool = False
@@ -62,6 +64,7 @@ class Attempt:
         """Keep what the upstream reports in this frame."""
         self.usage = frame.usage or self.usage
         self.odd = frame.odd or self.odd
+        self.served_standard |= frame.served_standard
         if self.is_engine:
             self.account = frame.account or self.account
 
@@ -86,6 +89,11 @@ class Priced:
     cost: Decimal | None
     price_version_id: UUID | None
     cost_version_id: UUID | None
+    price_override_id: UUID | None = None
+    tier: Tier = "standard"
+    images: int = 0
+    billable: bool = True
+    """Whether the caller pays for it, whatever the price."""
 
     @classmethod
     def unknown(cls) -> "Priced":
@@ -129,6 +137,12 @@ class Operation:
     """What is now at an upstream."""
     priced: list[Priced] | None = None
     """Set when the row has been written."""
+
+    @property
+    def payer(self) -> Payer | None:
+        """Whose overrides of the price apply."""
+        who = self.principal
+        return None if who is None else Payer(who.org_id, who.team_id, who.key_id)
 
     @property
     def route(self) -> str:
@@ -208,4 +222,8 @@ class Operation:
             cost_version_id=priced.cost_version_id,
             billed=priced.billed,
             cost=priced.cost,
+            tier=priced.tier,
+            images=priced.images,
+            billable=priced.billable,
+            price_override_id=priced.price_override_id,
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from billing.prices import PriceBook
 from billing.spool import Spool, SpoolError
 from gateway.admission import Admission
 from gateway.api.count_tokens import CountTokensSurface
@@ -35,6 +36,7 @@ from gateway.reply_headers import reply_headers
 from gateway.settings import ROLES
 from gateway.settlement import about_prompt, price_attempt
 from gateway.telemetry import Metrics, Tracing
+from gateway.tiers import choose_tier
 
 FULL_RETRY_SECONDS = 30
 TAIL_SECONDS = 0.2
@@ -188,7 +190,9 @@ class Pipeline:
     async def _answer(self, operation: Operation, exchange: Exchange, surface: Surface, call: Call) -> None:
         model = self._route(operation, call)
         self._refuse_without_room()
-        cap = await self._admit(operation, call, model)
+        operation.book = self._prices.book()
+        call = choose_tier(operation, call, operation.book)
+        cap = await self._admit(operation, call, model, operation.book)
 
         async def record() -> list[Priced]:
             return await self._record(operation)
@@ -246,10 +250,9 @@ class Pipeline:
         if not room:
             raise unavailable("The disk under the ledger has no room.", retry_after=FULL_RETRY_SECONDS)
 
-    async def _admit(self, operation: Operation, call: Call, model: str) -> int | None:
+    async def _admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> int | None:
         with self._tracing.span("admit"):
-            operation.book = self._prices.book()
-            admitted = await self._admission.admit(operation, call, model, operation.book)
+            admitted = await self._admission.admit(operation, call, model, book)
             operation.hold, operation.reserved_output = admitted.hold, admitted.output
             return admitted.cap
 

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from billing.charge import amortised_hour
 from gateway.upstreams.kinds import KINDS, KindName, Place
 
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
@@ -48,9 +49,13 @@ class ClassPrices(_Section):
     output_text: Amount | None = None
     output_reasoning: Amount | None = None
     """Defaults to output_text."""
+    per_request: Amount | None = None
+    """For each answer, on top of its tokens."""
+    per_image: Amount | None = None
+    """For each image of the prompt, on top of its tokens."""
 
     def complete(self) -> dict[str, Decimal | None]:
-        """All five classes, defaults filled in."""
+        """All five classes with their defaults, and the other parts where they are given."""
         prices: dict[str, Decimal | None] = dict(self)
         if prices["input_cache_write"] is None:
             prices["input_cache_write"] = self.input_fresh
@@ -66,6 +71,17 @@ class UsageSettings(_Section):
     reasoning: Place = "inside"
 
 
+class DeviceSettings(_Section):
+    """A device of one's own, in place of its price by the hour."""
+
+    purchase_price: Amount
+    years: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
+    """How long it will be used."""
+    watts: Amount
+    """Drawn while it is on, cooling included."""
+    price_per_kwh: Amount
+
+
 class UpstreamSettings(_Section):
     kind: KindName
     """`engine`: Farthing's own. `openai`: OpenAI, or with a base_url any address that speaks its dialect."""
@@ -73,6 +89,8 @@ class UpstreamSettings(_Section):
     """Up to where `/chat/completions` follows; the kind's usual address where it is not given."""
     device_price_per_hour: Amount | None = None
     """Price of the device an engine runs on; its cost is the device seconds of each request at this price."""
+    device: DeviceSettings | None = None
+    """The same for a device of one's own."""
     api_key_env: str | None = None
     """Name of the environment variable that holds this upstream's key."""
     api_key_file: Path | None = None
@@ -90,6 +108,11 @@ class UpstreamSettings(_Section):
     """A whole attempt, from the request to the answer's end."""
     connect_window_seconds: Seconds = 60.0
     """How long a request waits for an upstream that refuses connections or says 503 (a restart) before its own 503."""
+
+    @property
+    def device_hour(self) -> Decimal | None:
+        """What the device costs by the hour."""
+        return self.device_price_per_hour if self.device is None else amortised_hour(**dict(self.device))
 
     def api_key(self) -> SecretStr | None:
         """Raises ValueError when it cannot be had."""
@@ -130,8 +153,11 @@ class UpstreamSettings(_Section):
     def _fits_together(self) -> "UpstreamSettings":
         if self.api_key_env is not None and self.api_key_file is not None:
             raise ValueError("give api_key_env or api_key_file, not both")
-        if self.kind != "engine" and self.device_price_per_hour is not None:
-            raise ValueError("device_price_per_hour is for an engine; give each model's `cost` on this upstream")
+        if self.device_price_per_hour is not None and self.device is not None:
+            raise ValueError("give device_price_per_hour or device, not both")
+        if self.kind != "engine" and self.device_hour is not None:
+            name = "device" if self.device is not None else "device_price_per_hour"
+            raise ValueError(f"{name} is for an engine; give each model's `cost` on this upstream")
         return self
 
 
@@ -147,6 +173,8 @@ class TargetSettings(_Section):
     """Requests of this model that it is given at the same time."""
     cost: ClassPrices | None = None
     """What the operator pays for the model there."""
+    priority_cost: ClassPrices | None = None
+    """The same for requests with `service_tier: "priority"`; without it their cost is unknown."""
 
 
 class ModelSettings(_Section):
@@ -158,6 +186,8 @@ class ModelSettings(_Section):
     """What callers are billed. Without it the model is unpriced: NULL in the ledger, refused under a hard budget."""
     batch_price: ClassPrices | None = None
     """The same for requests of a batch; `price` where it is not given."""
+    priority_price: ClassPrices | None = None
+    """The same for requests with `service_tier: "priority"`, which are refused where it is not given."""
     context: Positive | None = None
     """Context length in tokens, for upstreams that do not tell; bounds what a hard budget reserves."""
     drop_params: bool = False
@@ -274,8 +304,9 @@ def _model_problems(settings: Settings) -> Problems:
             if upstream is None:
                 known = ", ".join(settings.upstreams)
                 yield here, f"the upstream {target.upstream!r} is not among [upstreams]: {known}"
-            elif upstream.kind == "engine" and target.cost is not None:
-                yield (*here, "cost"), "an engine's cost is its device_price_per_hour, remove `cost`"
+            elif upstream.kind == "engine" and (target.cost or target.priority_cost) is not None:
+                name = "cost" if target.cost is not None else "priority_cost"
+                yield (*here, name), f"an engine's cost is its device_price_per_hour, remove `{name}`"
             if target.upstream in seen:
                 yield here, f"the upstream {target.upstream!r} is there twice; give it a larger weight instead"
             seen.add(target.upstream)

@@ -4,7 +4,16 @@ Who reported decides the source. The engine's account is exact. Without it (the 
 stream counts, also the engine's own. Any other upstream's usage is `upstream`. Nobody reported: `estimated`, from the
 characters that were sent and delivered. A caller that left, or whose stream was cut, is charged for the prompt and for
 the output it was sent. Of several attempts the caller pays the one that answered, at the price of the model it was
-routed to; the operator's cost is that of each.
+routed to, with the caller's own override of it; the operator's cost is that of each.
+
+What becomes of a call that ends badly:
+
+- The caller leaves before the first byte: an engine's account is charged, as far as it computed; another upstream's
+  prompt is charged by an estimate, because it cannot be asked.
+- The caller leaves after output: the prompt, and the output it was sent.
+- The upstream dies or fails: what it had reported of what was delivered. Where it reported nothing, nothing is charged:
+  the estimate is kept for the reader alone.
+- Another attempt answers in its place: nothing; its cost is the operator's.
 """
 
 from decimal import Decimal
@@ -19,6 +28,7 @@ from engine.protocol import Account
 from gateway.call import Call
 from gateway.operation import Attempt, Operation, Priced
 from gateway.routing.rules import about_tokens
+from gateway.tiers import billed_tier
 from gateway.upstreams.usage import Usage
 from gateway.upstreams.usage_dialect import CostedUsage
 
@@ -31,16 +41,24 @@ COSTED_IN = "USD"
 def price_attempt(attempt: Attempt, operation: Operation, book: PriceBook, currency: str) -> Priced:
     assert operation.call is not None and operation.model is not None, "what was attempted was decoded and routed"
     tokens, source, flag = count(attempt, operation.call, operation.reserved_output)
-    sale = book.sale(operation.model, operation.tier)
-    cost_price = book.cost(attempt.model, attempt.upstream)
+    tier = billed_tier(operation.tier, attempt.served_standard)
+    sale = book.sale(operation.model, tier, operation.payer)
+    cost_price = book.cost(attempt.model, attempt.upstream, tier)
+    images = operation.call.images if tokens.prompt_tokens + tokens.completion_tokens else 0
+    unheard = attempt.status == "upstream_error" and attempt.usage is None and attempt.account is None
+    billable = attempt.billable and not unheard
     return Priced(
         tokens=tokens,
         usage_source=source,
         usage_flag=flag,
-        billed=charge(sale, tokens) if attempt.billable else Decimal(0),
-        cost=_cost(attempt, tokens, cost_price, currency),
+        billed=charge(sale, tokens, images) if billable else Decimal(0),
+        cost=_cost(attempt, tokens, images, cost_price, currency),
         price_version_id=sale.id if sale else None,
         cost_version_id=cost_price.id if cost_price else None,
+        price_override_id=sale.override_id if sale else None,
+        tier=tier,
+        images=images,
+        billable=billable,
     )
 
 
@@ -56,7 +74,7 @@ def settled_usage(priced: Priced) -> Usage:
     )
 
 
-def _cost(attempt: Attempt, tokens: TokenClasses, price: Price | None, currency: str) -> Decimal | None:
+def _cost(attempt: Attempt, tokens: TokenClasses, images: int, price: Price | None, currency: str) -> Decimal | None:
     if attempt.refused:
         return Decimal(0)
     if isinstance(attempt.usage, CostedUsage) and attempt.usage.cost is not None and currency == COSTED_IN:
@@ -68,7 +86,7 @@ def _cost(attempt: Attempt, tokens: TokenClasses, price: Price | None, currency:
         return None if seconds is None else device_cost(price, seconds)
     if attempt.usage is None and not attempt.billable:
         return None
-    return charge(price, _reported(attempt.usage)[0] if attempt.usage else tokens)
+    return charge(price, _reported(attempt.usage)[0] if attempt.usage else tokens, images)
 
 
 def count(attempt: Attempt, call: Call, most_output: int | None = None) -> tuple[TokenClasses, UsageSource, str | None]:

@@ -79,6 +79,8 @@ class OpenAIDialect:
             self._rename_limit(fields)
         if self._is_engine and call.priority is not None:
             fields["priority"] = call.priority
+            if call.priority < 0:  # how an engine is asked for `service_tier: "priority"`
+                fields.pop("service_tier", None)
         if self._kind == "ollama" and bytes(fields.get("max_tokens", b"null")) == b"0":
             raise ApiError(
                 400, "invalid_value", "`max_tokens` must be at least 1: Ollama reads 0 as no limit.", param="max_tokens"

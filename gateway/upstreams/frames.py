@@ -34,6 +34,8 @@ class Frame(msgspec.Struct):
     error: str | None = None
     odd: str | None = None
     """What was odd in the counts that it reports."""
+    served_standard: bool = False
+    """It says that it was served at the standard tier, which need not be what was asked."""
     plain: bool = False
     """Nothing in `raw` has to be hidden from the caller: no top-level `usage` or `farthing`, not even a null."""
     native: bytes | None = None
@@ -102,6 +104,8 @@ class ChatDecoder:
             raise MalformedError(f"it sent something that is not an answer: {error}") from error
         if facts.farthing:
             _take_account(frame, bytes(facts.farthing))
+        if facts.service_tier:
+            frame.served_standard = bytes(facts.service_tier) == b'"default"'
         for choice in facts.choices or ():
             frame.has_choices = True
             frame.characters += _characters(choice)
@@ -140,6 +144,7 @@ class _Facts(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: msgspec.Raw = msgspec.Raw()
     farthing: msgspec.Raw = msgspec.Raw()
+    service_tier: msgspec.Raw = msgspec.Raw()
     error: Any = None
 
 

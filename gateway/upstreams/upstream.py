@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, BlockChanges, TokenizeReply
+from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, BlockChanges, DeviceAccount, TokenizeReply
 from gateway.api.prompt import read_prompt
 from gateway.call import Call
 from gateway.settings import UpstreamSettings, UsageSettings
@@ -128,6 +128,11 @@ class Upstream:
         reply = await self._transport.send("GET", f"{self._base}/blocks?{query}", {}, None)
         answer = await _body(reply)
         return None if answer is None else msgspec.json.decode(answer, type=BlockChanges)
+
+    async def device(self) -> DeviceAccount | None:
+        """What an engine's device has done; None when it does not say. Raises UnreachableError or BrokenError."""
+        answer = await _body(await self._probe.send("GET", f"{self._base}/device", {}, None))
+        return None if answer is None else msgspec.json.decode(answer, type=DeviceAccount)
 
     async def abort(self, request_id: str) -> bool:
         """End a running request of the engine within one step. False when it did not know the id or did not answer."""

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 from structlog.testing import capture_logs
 
+from billing.notices import Notices
 from gateway.live import Live
 from gateway.prices import Prices
 from gateway.reload import Reload
@@ -58,7 +59,7 @@ async def running(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyP
     path.write_text(TOML.format(price="1", port=2, key="", threshold="0.5"))
     settings = load(path)
     engine = create_async_engine(database_url)
-    live, prices = Live(settings), Prices(engine, settings)
+    live, prices = Live(settings), Prices(engine, settings, Notices(engine))
     await prices.apply(settings)
     yield Running(path, live, prices, Reload(path, live, prices))
     await live.close()

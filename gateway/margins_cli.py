@@ -1,0 +1,91 @@
+"""`farthing margins` and `farthing devices`: what calls and one's own devices brought in and cost."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+From = Annotated[str, typer.Option("--from", help="A day (UTC), or a moment like 2026-12-01T09:00:00Z.")]
+To = Annotated[str | None, typer.Option("--to", help="Likewise, not included. Default: now.")]
+
+
+def devices(
+    start: From,
+    end: To = None,
+    as_json: Json = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """What the devices of your own engines cost by the hour, and how much of it was idle."""
+
+    async def work(connection: "AsyncConnection") -> list[Any]:
+        from billing.devices import device_hours
+
+        return await device_hours(connection, *_period(start, end))
+
+    hours = in_database(work, database_url, data_dir)
+    show([{name: getattr(hour, name) for name in hour.__struct_fields__} for hour in hours], as_json)
+
+
+def margins(
+    start: From,
+    end: To = None,
+    by: Annotated[str, typer.Option(help="model, upstream, org, team, user, key, or tag:NAME.")] = "model",
+    spread_idle: Annotated[
+        bool, typer.Option("--spread-idle", help="Share a device's idle time out over who used it.")
+    ] = False,
+    as_json: Json = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """What each model, user or scenario was billed and cost; idle devices on lines of their own, or spread."""
+
+    async def work(connection: "AsyncConnection") -> Any:
+        from billing.margins import margins as read
+
+        return await read(connection, *_period(start, end), by, spread_idle=spread_idle)
+
+    found = in_database(work, database_url, data_dir)
+    rows = [
+        {
+            by: line.name,
+            "currency": line.currency,
+            "attempts": line.attempts,
+            "billed": line.billed,
+            "billed_unknown": line.billed_unknown,
+            "cost": line.cost,
+            "cost_unknown": line.cost_unknown,
+            "idle_cost": line.idle_cost,
+            "margin": line.margin,
+        }
+        for line in found.lines
+    ]
+    rows += [
+        {
+            by: f"(idle: {line.upstream})",
+            "currency": line.currency,
+            "attempts": 0,
+            "billed": Decimal(0),
+            "billed_unknown": 0,
+            "cost": Decimal(0),
+            "cost_unknown": 0,
+            "idle_cost": line.cost,
+            "margin": None if line.cost is None else -line.cost,
+        }
+        for line in found.idle
+    ]
+    show(rows, as_json)
+
+
+def _period(start: str, end: str | None) -> tuple[datetime, datetime]:
+    """Raises ValueError."""
+    from gateway.price_file import moment
+
+    # The hour that runs is in it.
+    return moment(start), datetime.now(UTC) + timedelta(seconds=1) if end is None else moment(end)
