@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from types import TracebackType
 
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from billing.availability import is_away
 from gateway.errors import unavailable
@@ -47,3 +48,10 @@ class _Reachable(contextlib.AbstractAsyncContextManager[None]):
 def reachable() -> contextlib.AbstractAsyncContextManager[None]:
     """Turn "the database is away" within the block into ApiError 503 with Retry-After; other errors pass."""
     return _Reachable()
+
+
+@contextlib.asynccontextmanager
+async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A transaction within `reachable`."""
+    async with reachable(), engine.begin() as connection:
+        yield connection
