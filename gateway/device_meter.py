@@ -8,7 +8,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.devices import take_over
-from gateway.database import reachable
+from gateway.database import transaction
 from gateway.errors import ApiError
 from gateway.live import Live
 from gateway.prices import Prices
@@ -42,7 +42,7 @@ class DeviceMeter:
             account = await upstream.device()
             if account is not None:
                 price = self._prices.book().device(upstream.name)
-                async with reachable(), self._engine.begin() as connection:
+                async with transaction(self._engine) as connection:
                     await take_over(
                         connection,
                         upstream.name,
