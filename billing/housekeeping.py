@@ -25,7 +25,7 @@ class Job(NamedTuple):
     """Also that of its lock in the database: no two jobs share one."""
     every_seconds: float
     """From one end to the next start, in each replica that gets the lock."""
-    run: Callable[[AsyncEngine], Awaitable[None]]
+    run: Callable[[AsyncEngine], Awaitable[object]]
 
 
 class Housekeeping:

@@ -1,7 +1,6 @@
 """From the spool into PostgreSQL: operations, their attempts and their charges against budgets, each exactly once."""
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import settlements
 from billing.frames import encode
-from billing.partitions import ensure_partitions
 from billing.records import OperationRecord
 from billing.spool import Spool
 from billing.tables import attempt, operation
@@ -25,8 +23,6 @@ IDLE_SECONDS = 0.1
 """Between two looks at the spool."""
 
 LONGEST_BACK_OFF_SECONDS = 5.0
-PARTITION_DAYS_AHEAD = 7
-PARTITION_EVERY_SECONDS = 3600.0
 
 _SQLSTATE_OF_THE_DATA = ("22", "23")
 """Error classes of bad data: data exception, integrity violation."""
@@ -94,13 +90,12 @@ class Ledger:
         return freed
 
     async def run(self) -> NoReturn:
-        """Recover, then keep copying and keep day partitions ready, until cancelled.
+        """Recover, then keep copying, until cancelled.
 
         Any failure (the database is away, most often) is reported once per try with a growing pause, and cured by
         trying again.
         """
         recovered = False
-        partitions_due = 0.0
         pause = IDLE_SECONDS
         while True:
             try:
@@ -108,10 +103,6 @@ class Ledger:
                     await self.recover()
                     recovered = True
                 await self.drain()
-                if time.monotonic() >= partitions_due:
-                    async with self._engine.begin() as conn:
-                        await ensure_partitions(conn, PARTITION_DAYS_AHEAD)
-                    partitions_due = time.monotonic() + PARTITION_EVERY_SECONDS
             except Exception as error:  # the loop must outlive whatever it is
                 self._last_error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 pause = min(pause * 2, LONGEST_BACK_OFF_SECONDS)

@@ -1,31 +1,38 @@
-"""What an operator asks of the ledger: who spent what, which tokens, which model. Reads only, one query a question.
+"""What an operator asks of the ledger: who spent what, which tokens, which model. Reads only.
 
-Sums are made by PostgreSQL in NUMERIC. Money that is unknown (NULL) is never added in as zero: it is counted beside the
-sum. Rows are found by their UUIDv7 ids too, so that PostgreSQL skips the day partitions outside the asked period.
+Sums are made by PostgreSQL in NUMERIC, adjustments included. Money that is unknown (NULL) is never added in as zero: it
+is counted beside the sum. What whole hours and days came to is read from the rollups, where they are up to date.
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, and_, func, literal, select, true
+from sqlalchemy import ColumnElement, FromClause, Row, Select, case, func, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ids import smallest_id
 from billing.prices import Price
 from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
 from billing.tables import api_key, app_user, attempt, operation, org, price_version, team
+from billing.usage_rows import Step, usage_rows
 
-Step = Literal["hour", "day"]
 
-NOTHING_DISPATCHED = ("refused", "invalid")
-"""Statuses of operations that cost nothing because nothing was computed: their NULL money is not an unknown."""
+class Within(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose operations a reader may see: those that fit everything that is given."""
 
-_ID_SLACK = timedelta(hours=1)  # an id may be made a little before or after `started_at` is read
-_MILLION = 1_000_000
+    org_id: UUID | None = None
+    user_id: UUID | None = None
+
+    def of(self, query: Select[*tuple[Any, ...]], rows: FromClause) -> Select[*tuple[Any, ...]]:
+        """`query`, for these operations only; `rows` has their `org_id` and `user_id`."""
+        wanted = msgspec.structs.asdict(self)
+        return query.where(*(rows.c[name] == value for name, value in wanted.items() if value is not None))
+
+
+EVERYTHING = Within()
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +89,11 @@ class ModelShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheSaving(msgspec.Struct, frozen=True, kw_only=True):
-    currency: str | None
-    """None: of tokens that have no price."""
+    currency: str
     amount: Decimal
     """What the cached prompt tokens would have been billed more as fresh ones."""
     unpriced_tokens: int
+    """Cached tokens of operations in this currency that have no price."""
 
 
 class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,24 +127,27 @@ class OperationDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Every price version that an attempt names."""
 
 
-async def total_spending(connection: AsyncConnection, starts: Sequence[datetime]) -> list[CurrencySpending]:
+async def total_spending(
+    connection: AsyncConnection, starts: Sequence[datetime], *, within: Within = EVERYTHING
+) -> list[CurrencySpending]:
     """All spending from each of `starts` until now, one row a currency, the busiest currency first."""
-    query = _since(select(operation.c.currency, *_windows(starts)), min(starts)).group_by(operation.c.currency)
-    rows = (await connection.execute(query)).all()
-    found = [CurrencySpending(currency=row.currency, windows=_read_windows(row, len(starts))) for row in rows]
+    rows = await usage_rows(connection, min(starts), cuts=starts)
+    query = within.of(select(rows.c.currency, *_windows(rows, starts)), rows).group_by(rows.c.currency)
+    found = [
+        CurrencySpending(currency=row.currency, windows=_read_windows(row, len(starts)))
+        for row in await connection.execute(query)
+    ]
     return sorted(found, key=lambda each: -max(window.operations for window in each.windows))
 
 
 async def user_spending(
-    connection: AsyncConnection, starts: Sequence[datetime], limit: int = 200
+    connection: AsyncConnection, starts: Sequence[datetime], limit: int = 200, *, within: Within = EVERYTHING
 ) -> list[UserSpending]:
     """The `limit` users who were billed most since the earliest of `starts`, most first."""
     earliest = starts.index(min(starts))
-    sums = (
-        _since(select(operation.c.org_id, operation.c.user_id, operation.c.currency, *_windows(starts)), min(starts))
-        .group_by(operation.c.org_id, operation.c.user_id, operation.c.currency)
-        .subquery()
-    )
+    rows = await usage_rows(connection, min(starts), cuts=starts)
+    about = (rows.c.org_id, rows.c.user_id, rows.c.currency)
+    sums = within.of(select(*about, *_windows(rows, starts)), rows).group_by(*about).subquery()
     query = (
         select(sums, app_user.c.name.label("user"), team.c.name.label("team"), org.c.name.label("org"))
         .select_from(sums)
@@ -157,63 +167,65 @@ async def user_spending(
     ]
 
 
-async def spending_over_time(connection: AsyncConnection, start: datetime, step: Step) -> list[SpendingPoint]:
-    """Spending in each hour or day from `start` that has any, in time order."""
-    at = _truncated(operation.c.started_at, step)
-    query = (
-        _since(select(at.label("at"), operation.c.currency, *_windows([start])), start)
-        .group_by(at, operation.c.currency)
-        .order_by(at)
-    )
+async def spending_over_time(
+    connection: AsyncConnection, start: datetime, step: Step, *, within: Within = EVERYTHING
+) -> list[SpendingPoint]:
+    """Spending in each UTC hour or day from `start` that has any, in time order."""
+    rows = await usage_rows(connection, start, step=step)
+    at = _truncated(rows.c.at, step)
+    query = within.of(select(at.label("at"), rows.c.currency, *_windows(rows, [start])), rows)
     return [
         SpendingPoint(at=row.at, currency=row.currency, spending=_read_windows(row, 1)[0])
-        for row in await connection.execute(query)
+        for row in await connection.execute(query.group_by(at, rows.c.currency).order_by(at))
     ]
 
 
-async def tokens_over_time(connection: AsyncConnection, start: datetime, step: Step) -> list[TokenPoint]:
-    """Tokens by class and model in each hour or day from `start` that has any, in time order."""
-    at = _truncated(attempt.c.started_at, step)
+async def tokens_over_time(
+    connection: AsyncConnection, start: datetime, step: Step, *, within: Within = EVERYTHING
+) -> list[TokenPoint]:
+    """Tokens by class and answering model in each UTC hour or day from `start` that has any, in time order."""
+    rows = await usage_rows(connection, start, step=step)
+    at = _truncated(rows.c.at, step)
     query = (
-        select(at.label("at"), attempt.c.model, *_token_sums())
-        .where(attempt.c.operation_id >= smallest_id(start - _ID_SLACK), attempt.c.started_at >= start)
-        .group_by(at, attempt.c.model)
-        .order_by(at, attempt.c.model)
+        within.of(select(at.label("at"), rows.c.model, *_token_sums(rows)), rows)
+        .group_by(at, rows.c.model)
+        .having(func.sum(sum((rows.c[name] for name in TOKEN_CLASSES[1:]), rows.c[TOKEN_CLASSES[0]])) > 0)
+        .order_by(at, rows.c.model)
     )
     return [TokenPoint(at=row.at, model=row.model, tokens=_tokens(row)) for row in await connection.execute(query)]
 
 
-async def model_shares(connection: AsyncConnection, start: datetime) -> list[ModelShare]:
-    """How many operations each model answered from `start`, the busiest first."""
-    routed = func.count().filter(operation.c.requested_model == "auto").label("routed")
+async def model_shares(
+    connection: AsyncConnection, start: datetime, *, within: Within = EVERYTHING
+) -> list[ModelShare]:
+    """How many operations each model answered from `start`, the busiest first. What was not dispatched is left out."""
+    rows = await usage_rows(connection, start)
+    refused = func.sum(rows.c.refused + rows.c.invalid).label("never")
     query = (
-        _since(select(operation.c.model, operation.c.currency, routed, *_windows([start])), start)
-        .where(operation.c.model.is_not(None), operation.c.status.not_in(NOTHING_DISPATCHED))
-        .group_by(operation.c.model, operation.c.currency)
+        within.of(select(rows.c.model, rows.c.currency, func.sum(rows.c.routed).label("routed"), refused), rows)
+        .add_columns(*_windows(rows, [start]))
+        .where(rows.c.model != "")
+        .group_by(rows.c.model, rows.c.currency)
     )
-    shares = [
-        ModelShare(model=row.model, currency=row.currency, routed=row.routed, spending=_read_windows(row, 1)[0])
-        for row in await connection.execute(query)
-    ]
+    shares = []
+    for row in await connection.execute(query):
+        spending = _read_windows(row, 1)[0]
+        if answered := spending.operations - int(row.never):
+            spending = msgspec.structs.replace(spending, operations=answered, refused=0)
+            shares.append(ModelShare(model=row.model, currency=row.currency, routed=int(row.routed), spending=spending))
     return sorted(shares, key=lambda share: (-share.spending.operations, share.model))
 
 
-async def cache_savings(connection: AsyncConnection, start: datetime) -> list[CacheSaving]:
+async def cache_savings(
+    connection: AsyncConnection, start: datetime, *, within: Within = EVERYTHING
+) -> list[CacheSaving]:
     """What prefix caching took off the bills from `start`, by the sale prices that were used, one row a currency."""
-    difference = price_version.c.input_fresh - price_version.c.input_cached
+    rows = await usage_rows(connection, start)
+    amount, unpriced = func.sum(rows.c.cache_saved), func.sum(rows.c.cache_saved_unknown)
     query = (
-        select(
-            price_version.c.currency,
-            func.coalesce(func.sum(attempt.c.input_cached * difference) / _MILLION, 0).label("amount"),
-            func.coalesce(func.sum(attempt.c.input_cached).filter(difference.is_(None)), 0).label("unpriced_tokens"),
-        )
-        .outerjoin(price_version, price_version.c.id == attempt.c.price_version_id)
-        .where(
-            attempt.c.operation_id >= smallest_id(start - _ID_SLACK),
-            attempt.c.started_at >= start,
-            attempt.c.input_cached > 0,
-        )
-        .group_by(price_version.c.currency)
+        within.of(select(rows.c.currency, amount.label("amount"), unpriced.label("unpriced_tokens")), rows)
+        .group_by(rows.c.currency)
+        .having((amount != 0) | (unpriced > 0))
     )
     return [
         CacheSaving(currency=row.currency, amount=row.amount, unpriced_tokens=int(row.unpriced_tokens))
@@ -221,12 +233,15 @@ async def cache_savings(connection: AsyncConnection, start: datetime) -> list[Ca
     ]
 
 
-async def latest_operations(connection: AsyncConnection, limit: int = 100) -> list[OperationSummary]:
+async def latest_operations(
+    connection: AsyncConnection, limit: int = 100, *, within: Within = EVERYTHING
+) -> list[OperationSummary]:
     """The newest operations with the tokens of all their attempts, newest first."""
-    latest = select(operation).order_by(operation.c.started_at.desc(), operation.c.id.desc()).limit(limit).subquery()
+    newest = within.of(select(operation), operation).order_by(operation.c.started_at.desc(), operation.c.id.desc())
+    latest = newest.limit(limit).subquery()
     began = func.extract("epoch", attempt.c.started_at - latest.c.started_at)
     first = func.min(began + attempt.c.ttft_seconds).label("first_token")
-    tokens = select(*_token_sums(), first).where(attempt.c.operation_id == latest.c.id).lateral()
+    tokens = select(*_token_sums(attempt), first).where(attempt.c.operation_id == latest.c.id).lateral()
     query = (
         select(latest, tokens, app_user.c.name.label("user"), api_key.c.name.label("key_name"), api_key.c.prefix)
         .select_from(latest)
@@ -257,8 +272,10 @@ async def latest_operations(connection: AsyncConnection, limit: int = 100) -> li
     ]
 
 
-async def find_operation(connection: AsyncConnection, operation_id: UUID) -> OperationDetail | None:
-    """One operation with its attempts and the prices they name; None when there is no such id."""
+async def find_operation(
+    connection: AsyncConnection, operation_id: UUID, *, within: Within = EVERYTHING
+) -> OperationDetail | None:
+    """One operation with its attempts and the prices they name; None when there is no such id, or not `within`."""
     names = (
         select(
             operation,
@@ -275,7 +292,7 @@ async def find_operation(connection: AsyncConnection, operation_id: UUID) -> Ope
         .outerjoin(api_key, api_key.c.id == operation.c.key_id)
         .where(operation.c.id == operation_id)
     )
-    row = (await connection.execute(names)).one_or_none()
+    row = (await connection.execute(within.of(names, operation))).one_or_none()
     if row is None:
         return None
     by_number = select(attempt).where(attempt.c.operation_id == operation_id).order_by(attempt.c.number)
@@ -299,32 +316,23 @@ async def _prices(connection: AsyncConnection, attempts: list[AttemptRecord]) ->
     return {row.id: Price(**row._mapping) for row in rows}
 
 
-def _since(query: Select[*tuple[Any, ...]], start: datetime) -> Select[*tuple[Any, ...]]:
-    return query.where(operation.c.id >= smallest_id(start - _ID_SLACK), operation.c.started_at >= start)
-
-
 def _truncated(column: ColumnElement[datetime], step: Step) -> ColumnElement[datetime]:
     """Start of the UTC hour or day. Written into the SQL: as two parameters, SELECT and GROUP BY would not match."""
     return func.date_trunc(literal(step, literal_execute=True), column, literal("UTC", literal_execute=True))
 
 
-def _windows(starts: Sequence[datetime]) -> list[ColumnElement[Any]]:
+def _windows(rows: FromClause, starts: Sequence[datetime]) -> list[ColumnElement[Any]]:
     """Columns that `_read_windows` turns into one Spending for each start; window i's are named `w{i}_…`."""
-    dispatched = operation.c.status.not_in(NOTHING_DISPATCHED)
     columns: list[ColumnElement[Any]] = []
     for i, start in enumerate(starts):
-        within = operation.c.started_at >= start
-        billed, cost = operation.c.billed, operation.c.cost
-        columns += [
-            func.count().filter(within).label(f"w{i}_operations"),
-            func.count().filter(and_(within, operation.c.status == "upstream_error")).label(f"w{i}_failed"),
-            func.count().filter(and_(within, operation.c.status == "refused")).label(f"w{i}_refused"),
-            func.sum(billed).filter(within).label(f"w{i}_billed"),
-            func.count().filter(and_(within, dispatched, billed.is_(None))).label(f"w{i}_billed_unknown"),
-            func.sum(cost).filter(within).label(f"w{i}_cost"),
-            func.count().filter(and_(within, dispatched, cost.is_(None))).label(f"w{i}_cost_unknown"),
-            func.sum(billed - cost).filter(within).label(f"w{i}_margin"),
-        ]
+        within = rows.c.at >= start
+        for name in Spending.__struct_fields__:
+            total: ColumnElement[Any] = func.sum(rows.c[name]).filter(within)
+            if name in ("billed", "cost"):
+                adjusted = func.sum(rows.c[f"{name}_adjustment"]).filter(within)
+                # 0 where nothing is known and nothing was adjusted is no sum.
+                total = case((adjusted != 0, func.coalesce(total, 0) + adjusted), else_=total)
+            columns.append(total.label(f"w{i}_{name}"))
     return columns
 
 
@@ -334,6 +342,8 @@ def _read_windows(row: Row[Any], count: int) -> tuple[Spending, ...]:
 
 def _spending(row: Row[Any], prefix: str) -> Spending:
     values = {name: row._mapping[prefix + name] for name in Spending.__struct_fields__}
+    for name in ("operations", "failed", "refused", "billed_unknown", "cost_unknown"):
+        values[name] = int(values[name] or 0)
     for name in ("billed", "cost"):
         if values[name] is None and not values[f"{name}_unknown"]:
             values[name] = Decimal(0)  # nothing was dispatched, so nothing is what it came to
@@ -342,8 +352,8 @@ def _spending(row: Row[Any], prefix: str) -> Spending:
     return Spending(**values)
 
 
-def _token_sums() -> list[ColumnElement[Any]]:
-    return [func.coalesce(func.sum(attempt.c[name]), 0).label(name) for name in TOKEN_CLASSES]
+def _token_sums(rows: FromClause) -> list[ColumnElement[Any]]:
+    return [func.coalesce(func.sum(rows.c[name]), 0).label(name) for name in TOKEN_CLASSES]
 
 
 def _tokens(row: Row[Any]) -> TokenClasses:

@@ -3,7 +3,8 @@
 A folder holds numbered append-only segments. One of them is written; `oldest` seals it when the ledger asks for more,
 and `discard` deletes it once its records are committed. Concurrent appends share one fsync (group commit), on a thread
 of the spool's own. A crash can leave an unfinished last line, which nobody was told of; whatever else cannot be read is
-set aside in `unreadable.jsonl` and reported.
+set aside in `unreadable.jsonl` and reported. Streams that a process before left open (see `billing.in_flight`) get
+their rows when the folder is opened, after all that were finished: of two rows with one id the first counts.
 
 The folder also names its owner: `place`, made once with the folder, and a new `run` each time it is opened. One process
 at a time may open it.
@@ -27,6 +28,7 @@ import msgspec
 import structlog
 
 from billing.frames import Contents, count_lines, encode, read
+from billing.in_flight import InFlight, Slot
 from billing.records import OperationRecord
 
 SEGMENT_BYTES = 4 * 1024 * 1024
@@ -74,11 +76,13 @@ class Spool:
                 raise SpoolError(f"another process uses the spool {folder}; stop it or give each its own") from error
             self.replica = f"{_place(folder)}.{uuid4().hex}"
             self._sealed = _segments(folder)
+            self._next = 1 + max((int(path.stem) for path in self._sealed), default=0)
+            self._in_flight = InFlight(folder)
+            self._finish_streams()
             self.depth = sum(count_lines(path.read_bytes()) for path in self._sealed)
             """Records that the ledger does not have yet."""
         except OSError as error:
             _raise(error, folder)
-        self._next = 1 + max((int(path.stem) for path in self._sealed), default=0)
         self._segment: Path | None = None
         self._file = -1
         self._size = 0
@@ -96,6 +100,16 @@ class Spool:
             self._free = shutil.disk_usage(self.folder).free
             self._free_until = now + FREE_SECONDS
         return self._free
+
+    def begin(self, record: OperationRecord) -> Slot:
+        """Before a stream's first byte goes out: its row, should this process die before the stream's own is written.
+
+        Raises SpoolError when there is no room.
+        """
+        try:
+            return self._in_flight.begin(record)
+        except OSError as error:
+            _raise(error, self.folder)
 
     async def append(self, record: OperationRecord) -> None:
         """Return once `record` is on disk. A caller that is cancelled while it waits leaves the record to be written.
@@ -132,6 +146,7 @@ class Spool:
             await self._writer
         await self._on_thread(self._seal)
         self._thread.shutdown()
+        self._in_flight.close()
         os.close(self._lock)
 
     async def _write_waiting(self) -> None:
@@ -161,6 +176,20 @@ class Spool:
             return await asyncio.get_running_loop().run_in_executor(self._thread, job)
         except OSError as error:
             _raise(error, self.folder)
+
+    def _finish_streams(self) -> None:
+        """Make a segment of the rows of streams that the process before left open."""
+        if left := self._in_flight.left():
+            path = self.folder / f"{self._next:012d}.segment"
+            with path.open("xb") as file:
+                file.write(b"".join(map(encode, left)))
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_folder(self.folder)
+            self._sealed.append(path)
+            self._next += 1
+            log.warning("streams_of_a_killed_process", streams=len(left))
+        self._in_flight.clear()
 
     # The rest runs on the spool's one thread, which alone touches the segments and counts what is in them.
 

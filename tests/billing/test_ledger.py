@@ -288,17 +288,6 @@ async def test_the_loop_outlives_an_outage_of_postgresql(
     await asyncio.to_thread(servers.close)
 
 
-async def test_the_loop_makes_partitions_ahead(engine: AsyncEngine, spool: Spool) -> None:
-    copier = Ledger(engine, spool)
-    loop = asyncio.create_task(copier.run())
-    query = text("SELECT count(*) AS n FROM pg_inherits WHERE inhparent = 'operation'::regclass")
-    async with asyncio.timeout(20):
-        while (await rows(engine, query))[0]["n"] != 1 + 1 + ledger.PARTITION_DAYS_AHEAD:  # noqa: ASYNC110 - made elsewhere
-            await asyncio.sleep(0.01)
-    loop.cancel()
-    await asyncio.gather(loop, return_exceptions=True)
-
-
 async def test_settling_nothing_is_nothing(engine: AsyncEngine) -> None:
     async with engine.begin() as conn:
         await settlements.settle(conn, [])

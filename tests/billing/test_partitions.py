@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.ids import new_id, smallest_id
-from billing.partitions import ensure_partitions, is_partition, partition_name
+from billing.partitions import (
+    DAYS_AHEAD,
+    ensure_partitions,
+    is_partition,
+    make_ahead,
+    partition_name,
+    partitions,
+)
 from billing.tables import attempt, operation
 from tests.billing.samples import KEY, ORG
 
@@ -45,7 +52,7 @@ async def partition_of(conn: AsyncConnection, identifier: UUID) -> str:
 async def test_rows_land_in_their_day_and_ids_are_unique(conn: AsyncConnection) -> None:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     made = await ensure_partitions(conn, 2)
-    assert len(made) == 6
+    assert sum(name.startswith(("operation", "attempt")) for name in made) == 6
     assert await ensure_partitions(conn, 2) == []
     one_millisecond = timedelta(milliseconds=1)
     ids = {
@@ -64,6 +71,13 @@ async def test_rows_land_in_their_day_and_ids_are_unique(conn: AsyncConnection) 
         with pytest.raises(IntegrityError):
             async with conn.begin_nested():
                 await conn.execute(insert(operation).values(row(identifier)))
+
+
+async def test_partitions_are_made_ahead(engine: AsyncEngine) -> None:
+    await make_ahead(engine)
+    async with engine.connect() as conn:
+        assert len(await partitions(conn, "operation")) == 1 + DAYS_AHEAD
+        assert len(await partitions(conn, "usage_hour")) in (1, 2)
 
 
 async def test_rows_that_came_before_their_partition_move_into_it(conn: AsyncConnection) -> None:

@@ -1,0 +1,144 @@
+"""What is counted and summed of operations: the measures of `billing.tables.usage`, for rows of the ledger.
+
+They come as rows to be summed, several for one operation: one that counts it, one for each of its attempts and one for
+each adjustment of them.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Numeric,
+    ScalarSelect,
+    Select,
+    Subquery,
+    case,
+    cast,
+    func,
+    literal_column,
+    null,
+    select,
+    union_all,
+)
+
+from billing.records import TOKEN_CLASSES
+from billing.tables import adjustment, attempt, operation, price_version
+from billing.tables.usage import AMOUNTS, COUNTS, MEASURES
+
+NOTHING_DISPATCHED = ("refused", "invalid")
+"""Statuses of operations that cost nothing because nothing was computed: their NULL money is not an unknown."""
+
+_MILLION = 1_000_000
+
+Measures = dict[str, ColumnElement[Any]]
+
+
+def ledger_rows(which: ColumnElement[bool]) -> Subquery:
+    """The measures of the operations that `which` (of `operation`'s columns) says, to be summed.
+
+    Columns: `at` (when the operation started), its owners, its `tags` and MEASURES.
+    """
+    found = select(operation).where(which).cte("found")
+    # The scalar subquery says no more than a join on the id does, and lets PostgreSQL skip earlier days' partitions.
+    first = select(found.c.id).order_by(found.c.id).limit(1).scalar_subquery()
+    return union_all(_operations(found, first), _attempts(found, first), _adjustments(found, first)).subquery("rows")
+
+
+def summed(rows: FromClause) -> list[ColumnElement[Any]]:
+    """The sums of MEASURES, under their names. A sum of SUMS is NULL where none of it is known."""
+    sums: list[ColumnElement[Any]] = []
+    for name in MEASURES:
+        total: ColumnElement[Any] = func.sum(rows.c[name])
+        sums.append((cast(total, BigInteger) if name in COUNTS else total).label(name))
+    return sums
+
+
+def _operations(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
+    changed = (
+        select(
+            adjustment.c.operation_id,
+            func.sum(adjustment.c.billed_delta).label("billed"),
+            func.sum(adjustment.c.cost_delta).label("cost"),
+        )
+        .where(adjustment.c.operation_id >= first)
+        .group_by(adjustment.c.operation_id)
+        .subquery("changed")
+    )
+    billed, cost = (_changed(found.c[name], changed.c[name]) for name in ("billed", "cost"))
+    status = found.c.status
+    dispatched = status.not_in(NOTHING_DISPATCHED)
+    rows = _rows(
+        found,
+        {
+            "operations": literal_column("1"),
+            "failed": _one_if(status == "upstream_error"),
+            "refused": _one_if(status == "refused"),
+            "invalid": _one_if(status == "invalid"),
+            "client_closed": _one_if(status == "client_closed"),
+            "routed": _one_if(dispatched & (found.c.requested_model == "auto")),
+            "billed_unknown": _one_if(dispatched & billed.is_(None)),
+            "cost_unknown": _one_if(dispatched & cost.is_(None)),
+            "billed": found.c.billed,
+            "cost": found.c.cost,
+            "margin": billed - cost,
+        },
+    )
+    return rows.outerjoin(changed, changed.c.operation_id == found.c.id)
+
+
+def _changed(amount: ColumnElement[Any], by: ColumnElement[Any]) -> ColumnElement[Any]:
+    """An amount with what it was adjusted by; one that was unknown counts as 0 once it is adjusted."""
+    return func.coalesce(amount + by, amount, by)
+
+
+def _attempts(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
+    cached = attempt.c.input_cached
+    override = price_version.alias("override")
+    factor = func.coalesce(override.c.factor, 1)
+    difference = (price_version.c.input_fresh - price_version.c.input_cached) * factor
+    return (
+        _rows(
+            found,
+            {
+                "cache_hits": _one_if(cached > 0),
+                **{name: attempt.c[name] for name in TOKEN_CLASSES},
+                "cache_saved": func.coalesce(cached * difference / _MILLION, 0),
+                "cache_saved_unknown": case((difference.is_(None), cached), else_=0),
+            },
+        )
+        .join(attempt, attempt.c.operation_id == found.c.id)
+        .outerjoin(price_version, price_version.c.id == attempt.c.price_version_id)
+        .outerjoin(override, override.c.id == attempt.c.price_override_id)
+        .where(attempt.c.operation_id >= first)
+    )
+
+
+def _adjustments(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
+    amounts: Measures = {
+        f"{name}_adjustment": func.coalesce(adjustment.c[f"{name}_delta"], 0) for name in ("billed", "cost")
+    }
+    joined = _rows(found, amounts).join(adjustment, adjustment.c.operation_id == found.c.id)
+    return joined.where(adjustment.c.operation_id >= first)
+
+
+def _rows(found: CTE, measures: Measures) -> Select[*tuple[Any, ...]]:
+    owners = [found.c[name] for name in ("org_id", "team_id", "user_id", "key_id")]
+    model = func.coalesce(found.c.model, "").label("model")
+    columns = [found.c.started_at.label("at"), *owners, model, found.c.currency, found.c.tags]
+    return select(*columns, *_filled(measures)).select_from(found)
+
+
+def _filled(measures: Measures) -> Iterable[ColumnElement[Any]]:
+    for name in MEASURES:
+        kind = BigInteger if name in COUNTS else Numeric
+        nothing = literal_column("0") if name in COUNTS or name in AMOUNTS else null()
+        yield cast(measures.get(name, nothing), kind).label(name)
+
+
+def _one_if(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return cast(condition, Integer)
