@@ -34,6 +34,8 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     """On every operation of the key; no caller can change them."""
     may_attribute: bool = False
     """Whether the caller's own tags count in the budgets and limits of those tags."""
+    record_payloads: bool = False
+    """Whether the bodies of its requests and answers are kept (see `billing.payloads`)."""
 
     def allow_address(self, address: str) -> bool:
         """Whether the key may be used from `address`. An address that is none is outside of every network."""

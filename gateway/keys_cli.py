@@ -40,6 +40,14 @@ MayAttribute = Annotated[
         show_default=False,
     ),
 ]
+RecordPayloads = Annotated[
+    bool | None,
+    typer.Option(
+        "--record-payloads/--no-record-payloads",
+        help="Whether the bodies of its requests and answers are kept (default: no).",
+        show_default=False,
+    ),
+]
 ANY = "any"
 """The word that lifts a restriction."""
 
@@ -56,6 +64,7 @@ def create(
     networks: Networks = None,
     tags: Tags = None,
     may_attribute: MayAttribute = None,
+    record_payloads: RecordPayloads = None,
     as_json: Json = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
@@ -66,7 +75,7 @@ def create(
     async def work(connection: "AsyncConnection") -> "NewSecret":
         from billing import people
 
-        restrictions = _changed(people.UNRESTRICTED, models, routes, networks, tags, may_attribute)
+        restrictions = _changed(people.UNRESTRICTED, models, routes, networks, tags, may_attribute, record_payloads)
         org_id = await people.find_org(connection, org) or await people.create_org(connection, org)
         team_id = user_id = None
         if team is not None:
@@ -120,6 +129,7 @@ def show_(which: Which, as_json: Json = False, database_url: DatabaseUrl = None,
         "networks": None if key.networks is None else ", ".join(map(str, key.networks)),
         "tags": ", ".join(f"{name}={value}" for name, value in sorted(key.tags.items())) or None,
         "may_attribute": "yes" if key.may_attribute else "no",
+        "record_payloads": "yes" if key.record_payloads else "no",
     }
     show([facts] if as_json else [{"of the key": name, "": value} for name, value in facts.items()], as_json)
 
@@ -157,18 +167,20 @@ def restrict(
     networks: Networks = None,
     tags: Tags = None,
     may_attribute: MayAttribute = None,
+    record_payloads: RecordPayloads = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
     """Change what a key may be used for. What you name takes the place of what was; the word `any` lifts it."""
-    if days is None and may_attribute is None and not (models or routes or networks or tags):
+    if days is may_attribute is record_payloads is None and not (models or routes or networks or tags):
         fail("nothing to change; see `farthing keys restrict --help`")
 
     async def work(connection: "AsyncConnection") -> None:
         from billing import people
 
         key = await people.get_key(connection, which)
-        await people.restrict_key(connection, key.key_id, _changed(key, models, routes, networks, tags, may_attribute))
+        changed = _changed(key, models, routes, networks, tags, may_attribute, record_payloads)
+        await people.restrict_key(connection, key.key_id, changed)
         if days is not None:
             await people.expire_key(connection, key.key_id, _in_days(days))
 
@@ -214,6 +226,7 @@ def _changed(
     networks: list[str] | None,
     tags: list[str] | None,
     may_attribute: bool | None,
+    record_payloads: bool | None,
 ) -> "Restrictions":
     """`before` with what was named on the command line in its place."""
     from billing import restrictions
@@ -235,6 +248,7 @@ def _changed(
         networks=ranges,
         tags=own,
         may_attribute=before.may_attribute if may_attribute is None else may_attribute,
+        record_payloads=before.record_payloads if record_payloads is None else record_payloads,
     )
 
 
