@@ -1,20 +1,19 @@
 """From the spool into PostgreSQL: operations, their attempts and their charges against budgets, each exactly once."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
+import asyncpg
 import msgspec
 import structlog
-from sqlalchemy import Table, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import settlements
+from billing import copying, settlements
 from billing.frames import encode
 from billing.records import OperationRecord
 from billing.spool import Spool
-from billing.tables import attempt, operation
 
 BATCH = 500
 """Operations in one transaction."""
@@ -27,7 +26,8 @@ LONGEST_BACK_OFF_SECONDS = 5.0
 _SQLSTATE_OF_THE_DATA = ("22", "23")
 """Error classes of bad data: data exception, integrity violation."""
 
-_FOREIGN_KEY = "23503"
+_CURED_BY_ANOTHER_TRY = ("23503", "23505")
+"""A foreign key, a unique one."""
 
 log = structlog.get_logger(__name__)
 
@@ -118,18 +118,20 @@ class Ledger:
     ) -> int:
         """One transaction; where the data is at fault, halves of it, down to the record that is.
 
-        A budget that goes meanwhile looks like bad data too, but not to the next transaction.
+        A budget that goes meanwhile looks like bad data too, but not to the next transaction. So do records that
+        somebody else is copying: to the next one they are known.
         """
         try:
             return await self._insert(records)
-        except DBAPIError as error:
+        except (DBAPIError, asyncpg.PostgresError, ValueError, OverflowError) as error:
             if not _data_is_at_fault(error):
                 raise
-            if len(records) == 1 and not again and _sqlstate(error) == _FOREIGN_KEY:
+            if not again and _sqlstate(error) in _CURED_BY_ANOTHER_TRY:
                 return await self._store(records, refused, again=True)
             if len(records) == 1:
                 await self._settle_refused(records[0])
-                refused.append((f"refused by the database: {error.orig}", encode(records[0]).rstrip(b"\n")))
+                reason = error.orig if isinstance(error, DBAPIError) else error
+                refused.append((f"refused by the database: {reason}", encode(records[0]).rstrip(b"\n")))
                 return 0
         middle = len(records) // 2
         return await self._store(records[:middle], refused) + await self._store(records[middle:], refused)
@@ -151,48 +153,24 @@ class Ledger:
                     await settlements.settle(conn, [record], count=False)
 
     async def _insert(self, records: Sequence[OperationRecord]) -> int:
-        # In key order, so that two who copy the same records wait for each other and never deadlock.
-        records = sorted(records, key=lambda record: record.id)
+        # The first of two lines with one id is the one that counts.
+        by_id = {record.id: record for record in reversed(records)}
         async with self._engine.begin() as conn:
-            rows = msgspec.json.encode(records).decode()
-            new = set((await conn.execute(_INSERT_OPERATIONS, {"rows": rows})).scalars())
-            # The first of two lines with one id is the one that was inserted.
-            inserted = {record.id: record for record in reversed(records) if record.id in new}
-            attempts = [row for record in inserted.values() for row in _attempt_rows(record)]
-            if attempts:
-                await conn.execute(_INSERT_ATTEMPTS, {"rows": msgspec.json.encode(attempts).decode()})
+            there = await copying.known(conn, list(by_id))
+            new = [by_id[identifier] for identifier in sorted(by_id.keys() - there)]
+            if new:
+                await copying.copy(conn, new)
             # Last, so that the windows that leases are taken from are locked as shortly as can be.
-            await settlements.settle(conn, inserted.values())
+            await settlements.settle(conn, new)
         return len(new)
 
 
-def _data_is_at_fault(error: DBAPIError) -> bool:
+def _data_is_at_fault(error: Exception) -> bool:
     """Whether another try cannot cure it."""
-    return _sqlstate(error).startswith(_SQLSTATE_OF_THE_DATA)
+    if isinstance(error, DBAPIError | asyncpg.PostgresError):
+        return _sqlstate(error).startswith(_SQLSTATE_OF_THE_DATA)
+    return not isinstance(error, asyncpg.InterfaceError)
 
 
-def _sqlstate(error: DBAPIError) -> str:
-    return getattr(error.orig, "sqlstate", None) or ""
-
-
-def _attempt_rows(record: OperationRecord) -> Iterator[dict[str, Any]]:
-    for item in record.attempts:
-        fields = msgspec.structs.asdict(item)
-        yield {"operation_id": record.id} | fields | msgspec.structs.asdict(fields.pop("tokens"))
-
-
-def _insert(table: Table, returning: str) -> Any:
-    """INSERT of a JSON array of objects whose names are the columns: one parameter, whatever the number of rows.
-
-    JSON carries amounts as strings and PostgreSQL reads them as NUMERIC, so they stay exact.
-    """
-    columns = ", ".join(column.name for column in table.columns if column.name != "recorded_at")
-    return text(
-        f"INSERT INTO {table.name} ({columns}) "  # noqa: S608 - names come from our tables
-        f"SELECT {columns} FROM jsonb_populate_recordset(NULL::{table.name}, CAST(:rows AS jsonb)) "
-        f"ON CONFLICT DO NOTHING RETURNING {returning}"
-    )
-
-
-_INSERT_OPERATIONS = _insert(operation, "id")
-_INSERT_ATTEMPTS = _insert(attempt, "operation_id")
+def _sqlstate(error: Exception) -> str:
+    return getattr(error.orig if isinstance(error, DBAPIError) else error, "sqlstate", None) or ""

@@ -153,7 +153,7 @@ async def test_what_the_database_can_never_take_is_set_aside(engine: AsyncEngine
     assert spool.depth == 0
     (line,) = (spool.folder / UNREADABLE).read_bytes().splitlines()
     entry = msgspec.json.decode(line)
-    assert "out of range" in entry["reason"]
+    assert "out of int64 range" in entry["reason"]
     assert entry["line"].encode() + b"\n" == encode(bad)
 
 
