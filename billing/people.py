@@ -14,6 +14,7 @@ from sqlalchemy import (
     LargeBinary,
     RowMapping,
     Table,
+    and_,
     any_,
     bindparam,
     func,
@@ -39,6 +40,14 @@ _SHOWN_CHARACTERS = 8
 
 class PeopleError(ValueError):
     """A name is taken, or a team or user is not in the organisation; the message says which."""
+
+
+class MissingError(PeopleError):
+    """There is no such thing."""
+
+
+class TakenError(PeopleError):
+    """A name or an address that only one can have is somebody else's."""
 
 
 class Principal(Restrictions, frozen=True, kw_only=True):
@@ -68,10 +77,10 @@ class Principal(Restrictions, frozen=True, kw_only=True):
 
 
 class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """A key's secret just made. `secret` is here and nowhere else, so its repr does not show it."""
+    """A secret just made. `secret` is here and nowhere else, so its repr does not show it."""
 
     id: UUID
-    """The key's."""
+    """Of the key or token that it belongs to."""
     prefix: str
     secret: str
 
@@ -85,6 +94,8 @@ class KeyInfo(Restrictions, frozen=True, kw_only=True):
     key_id: UUID
     prefix: str
     name: str
+    org_id: UUID
+    user_id: UUID | None
     org: str
     team: str | None
     """The key's own team, else its user's."""
@@ -102,7 +113,7 @@ def key_hash(secret: str) -> bytes:
 
 
 async def create_org(conn: AsyncConnection, name: str) -> UUID:
-    """Raises PeopleError when the name is taken or empty, as do the next two."""
+    """Raises TakenError when there is one of that name, PeopleError when it is empty, as do the next two."""
     return await _create(conn, org, name)
 
 
@@ -148,14 +159,14 @@ async def create_key(
     await _require(conn, org, org_id)
     await _require(conn, team, team_id, org_id)
     await _require(conn, app_user, user_id, org_id)
-    key = _new_secret(new_id())
+    key = new_secret(new_id())
     await conn.execute(
         insert(api_key).values(
             id=key.id,
             org_id=org_id,
             team_id=team_id,
             user_id=user_id,
-            name=_checked(name),
+            name=checked_name(name),
             prefix=key.prefix,
             expires_at=expires_at,
             **_columns(restrictions),
@@ -165,9 +176,10 @@ async def create_key(
     return key
 
 
-def _new_secret(key_id: UUID) -> NewSecret:
-    secret = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
-    return NewSecret(id=key_id, prefix=secret[:_SHOWN_CHARACTERS], secret=secret)
+def new_secret(identifier: UUID, prefix: str = KEY_PREFIX, shown: int = _SHOWN_CHARACTERS) -> NewSecret:
+    """256 random bits behind `prefix`; the first `shown` characters are no secret."""
+    secret = prefix + secrets.token_urlsafe(_KEY_BYTES)
+    return NewSecret(id=identifier, prefix=secret[:shown], secret=secret)
 
 
 def _columns(restrictions: Restrictions) -> dict[str, Any]:
@@ -178,6 +190,7 @@ def _columns(restrictions: Restrictions) -> dict[str, Any]:
         "networks": None if restrictions.networks is None else list(restrictions.networks),
         "tags": restrictions.tags,
         "may_attribute": restrictions.may_attribute,
+        "record_payloads": restrictions.record_payloads,
     }
 
 
@@ -189,10 +202,14 @@ def _restrictions(row: RowMapping) -> dict[str, Any]:
         "networks": None if row["networks"] is None else tuple(row["networks"]),
         "tags": row["tags"],
         "may_attribute": row["may_attribute"],
+        "record_payloads": row["record_payloads"],
     }
 
 
-_RESTRICTED = (api_key.c.models, api_key.c.routes, api_key.c.networks, api_key.c.tags, api_key.c.may_attribute)
+_RESTRICTED = (
+    *(api_key.c.models, api_key.c.routes, api_key.c.networks, api_key.c.tags),
+    *(api_key.c.may_attribute, api_key.c.record_payloads),
+)
 _TEAM = func.coalesce(api_key.c.team_id, app_user.c.team_id)
 _KEY_AND_USER = api_key.outerjoin(app_user, app_user.c.id == api_key.c.user_id)
 _PRINCIPAL = (
@@ -265,7 +282,7 @@ async def rotate_key(conn: AsyncConnection, key_id: UUID, overlap: timedelta) ->
         return None
     if found.revoked_at is not None:
         raise PeopleError("the key is revoked; make a new one")
-    key = _new_secret(key_id)
+    key = new_secret(key_id)
     await _change(conn, key_id, prefix=key.prefix)
     ends_at = func.least(key_secret.c.ends_at, func.now() + overlap)  # SQL's least passes over NULL
     await conn.execute(update(key_secret).where(key_secret.c.key_id == key_id).values(ends_at=ends_at))
@@ -279,24 +296,37 @@ async def _change(conn: AsyncConnection, key_id: UUID, **values: Any) -> bool:
     return result.rowcount == 1
 
 
-async def list_keys(conn: AsyncConnection) -> list[KeyInfo]:
-    """All keys, oldest first."""
-    return await _list(conn, true())
+async def list_keys(
+    conn: AsyncConnection,
+    *,
+    org_id: UUID | None = None,
+    user_id: UUID | None = None,
+    after: UUID | None = None,
+    limit: int | None = None,
+) -> list[KeyInfo]:
+    """Keys, oldest first: of one organisation or user where given. `after` and `limit` cut out a page."""
+    where = and_(
+        true() if org_id is None else api_key.c.org_id == org_id,
+        true() if user_id is None else api_key.c.user_id == user_id,
+        true() if after is None else api_key.c.id > after,
+    )
+    return await _list(conn, where, limit)
 
 
 async def get_key(conn: AsyncConnection, which: str) -> KeyInfo:
-    """The key of that id or prefix. Raises PeopleError when there is none, or several share the prefix."""
+    """The key of that id or prefix. Raises MissingError when there is none, PeopleError when several share it."""
     try:
         found = await _list(conn, api_key.c.id == UUID(which))
     except ValueError:
         found = await _list(conn, api_key.c.prefix == which)
     if len(found) != 1:
         many = f"{len(found)} keys have the prefix {which!r}; give an id" if found else f"there is no key {which!r}"
-        raise PeopleError(f"{many}; `farthing keys list` shows all")
+        kind = PeopleError if found else MissingError
+        raise kind(f"{many}; `farthing keys list` shows all")
     return found[0]
 
 
-async def _list(conn: AsyncConnection, where: ColumnElement[bool]) -> list[KeyInfo]:
+async def _list(conn: AsyncConnection, where: ColumnElement[bool], limit: int | None = None) -> list[KeyInfo]:
     older = select(func.max(key_secret.c.ends_at)).where(
         key_secret.c.key_id == api_key.c.id, key_secret.c.ends_at > func.now()
     )
@@ -305,6 +335,8 @@ async def _list(conn: AsyncConnection, where: ColumnElement[bool]) -> list[KeyIn
             api_key.c.id.label("key_id"),
             api_key.c.prefix,
             api_key.c.name,
+            api_key.c.org_id,
+            api_key.c.user_id,
             org.c.name.label("org"),
             team.c.name.label("team"),
             app_user.c.name.label("user"),
@@ -316,12 +348,14 @@ async def _list(conn: AsyncConnection, where: ColumnElement[bool]) -> list[KeyIn
         )
         .select_from(_KEY_AND_USER.join(org, org.c.id == api_key.c.org_id).outerjoin(team, team.c.id == _TEAM))
         .where(where)
-        .order_by(api_key.c.created_at, api_key.c.id)
+        .order_by(api_key.c.id)
+        .limit(limit)
     )
     return [KeyInfo(**(dict(row) | _restrictions(row))) for row in (await conn.execute(query)).mappings()]
 
 
-def _checked(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Raises PeopleError for a name that nobody could read."""
     if not name.strip() or "\x00" in name:
         raise PeopleError("a name needs at least one visible character and no NUL")
     return name
@@ -329,10 +363,10 @@ def _checked(name: str) -> str:
 
 async def _create(conn: AsyncConnection, table: Table, name: str, **columns: UUID | None) -> UUID:
     # ON CONFLICT, not an error: a taken name must not abort the caller's transaction.
-    row = insert(table).values(id=new_id(), name=_checked(name), **columns).on_conflict_do_nothing()
+    row = insert(table).values(id=new_id(), name=checked_name(name), **columns).on_conflict_do_nothing()
     made: UUID | None = (await conn.execute(row.returning(table.c.id))).scalar_one_or_none()
     if made is None:
-        raise PeopleError(f"the {table.name.removeprefix('app_')} name {name!r} is taken; choose another")
+        raise TakenError(f"the {table.name.removeprefix('app_')} name {name!r} is taken; choose another")
     return made
 
 
@@ -344,4 +378,4 @@ async def _require(conn: AsyncConnection, table: Table, identifier: UUID | None,
         query = query.where(table.c.org_id == org_id)
     if (await conn.execute(query)).first() is None:
         where = "" if org_id is None else f" in organisation {org_id}"
-        raise PeopleError(f"there is no {table.name.removeprefix('app_')} {identifier}{where}")
+        raise MissingError(f"there is no {table.name.removeprefix('app_')} {identifier}{where}")

@@ -7,7 +7,17 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from gateway import budgets_cli, check_cli, keys_cli, limits_cli, margins_cli, prices_cli
+from gateway import (
+    admins_cli,
+    audit_cli,
+    budgets_cli,
+    check_cli,
+    keys_cli,
+    limits_cli,
+    margins_cli,
+    people_cli,
+    prices_cli,
+)
 from gateway.command_line import DatabaseUrl, DataDir, fail, find_database
 
 app = typer.Typer(
@@ -20,6 +30,11 @@ app = typer.Typer(
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(budgets_cli.app, name="budgets")
 app.add_typer(limits_cli.app, name="limits")
+app.add_typer(people_cli.orgs, name="orgs")
+app.add_typer(people_cli.teams, name="teams")
+app.add_typer(people_cli.users, name="users")
+app.add_typer(admins_cli.app, name="admins")
+app.add_typer(audit_cli.app, name="audit")
 app.add_typer(prices_cli.app, name="prices")
 app.command()(margins_cli.margins)
 app.command()(margins_cli.devices)
