@@ -3,18 +3,26 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import structlog
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
-from billing.housekeeping import Housekeeping
+from billing.housekeeping import Housekeeping, Job
 from billing.leases import Leases
 from billing.ledger import Ledger
 from billing.notices import Notices
+from billing.partitions import make_ahead
+from billing.payloads import Payloads
+from billing.retention import enforce
+from billing.rollups import refresh
 from billing.spool import Spool
-from dashboards.web import create_router
+from dashboards.web import COOKIE, Provider, ProviderSettings, Sessions, Throttle, create_router
+from gateway.admin.access import Gate
+from gateway.admin.app import create_admin, mounted
+from gateway.admin.writing import forget_old_writes
 from gateway.admission import Admission
 from gateway.api.batches import batch_routes
 from gateway.api.files import file_routes
@@ -55,7 +63,16 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
     dispatcher = Dispatcher(live)
     batches = BatchRunner(engine, live)
     devices = DeviceMeter(engine, live, prices)
-    housekeeping = Housekeeping(engine, [])
+    payloads = Payloads(engine)
+    housekeeping = Housekeeping(
+        engine,
+        [
+            Job("partitions", 600, make_ahead),
+            Job("rollups", 60, refresh),
+            Job("retention", 3600, partial(enforce, keep=settings.retention.keep())),
+            Job("forget old writes", 3600, forget_old_writes),
+        ],
+    )
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)
     tracing, metrics = Tracing(), Metrics()
     pipeline = Pipeline(
@@ -70,9 +87,14 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
         metrics=metrics,
     )
 
+    admin_key_hash = bytes.fromhex(settings.admin_key_hash)
+    sessions = Sessions(admin_key_hash)
+    provider = _provider(settings)
+    gate = Gate(engine, live, COOKIE, sessions.read, Throttle(allowed=20, seconds=60))
+
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        parts = (notices, prices, leases, ledger, keep_alive, housekeeping, devices)
+        parts = (notices, prices, leases, ledger, keep_alive, housekeeping, devices, payloads)
         background = [asyncio.create_task(part.run()) for part in parts]
         if config is not None:
             background.append(asyncio.create_task(Reload(config, live, prices).run()))
@@ -86,10 +108,12 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
-            await _drain(ledger)
+            await _drain(ledger, payloads)
             await leases.close()
             await spool.close()
             await live.close()
+            if provider is not None:
+                await provider.close()
             await engine.dispose()
             await asyncio.to_thread(tracing.close)  # it may wait for the collector
 
@@ -100,7 +124,8 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
             file_routes(engine, live, keys),
             batch_routes(engine, live, keys, batches.wake),
             *health_routes(Readiness(engine, live, prices, ledger), metrics),
-            create_router(engine, bytes.fromhex(settings.admin_key_hash)),
+            create_router(engine, sessions, Throttle(), provider),
+            mounted(create_admin(engine, admin_key_hash, gate)),
         ],
         lifespan=[lifespan],
         exception_handlers={HTTPException: http_error},
@@ -109,10 +134,28 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
     )
 
 
-async def _drain(ledger: Ledger) -> None:
+def _provider(settings: Settings) -> Provider | None:
+    oidc = settings.oidc
+    if oidc is None:
+        return None
+    return Provider(
+        ProviderSettings(
+            issuer=oidc.issuer,
+            client_id=oidc.client_id,
+            client_secret=oidc.client_secret(),
+            redirect_uri=oidc.redirect_uri,
+            allowed_domains=frozenset(domain.lower() for domain in oidc.allowed_domains),
+            role_claim=oidc.role_claim,
+            roles=oidc.roles,
+        )
+    )
+
+
+async def _drain(ledger: Ledger, payloads: Payloads) -> None:
     try:
         async with asyncio.timeout(FINISH_SECONDS):
             await ledger.drain()
+            await payloads.drain()
     except Exception as error:
         waiting = ledger.health().spooled
         log.warning(

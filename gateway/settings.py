@@ -4,12 +4,12 @@ Secrets and places come from the environment alone: FARTHING_DATABASE_URL, FARTH
 An upstream's key comes from a variable or a file that the configuration names. `gateway.settings_file` reads all of it.
 """
 
-import os
 from collections.abc import Iterator
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,9 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from billing.charge import amortised_hour
+from billing.retention import Keep
+from gateway.oidc_settings import OidcSettings
+from gateway.secret_settings import read_secret
 from gateway.upstreams.kinds import KINDS, KindName, Place
 
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
@@ -116,23 +119,7 @@ class UpstreamSettings(_Section):
 
     def api_key(self) -> SecretStr | None:
         """Raises ValueError when it cannot be had."""
-        if self.api_key_env is not None:
-            key = os.environ.get(self.api_key_env)
-            if not key:
-                raise ValueError(f"the environment variable {self.api_key_env} named by api_key_env is not set")
-        elif self.api_key_file is not None:
-            try:
-                key = self.api_key_file.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise ValueError(f"api_key_file {self.api_key_file} cannot be read: {reason}") from None
-            if not key:
-                raise ValueError(f"api_key_file {self.api_key_file} is empty")
-        else:
-            return None
-        if not key.isprintable() or not key.isascii():
-            raise ValueError("its key has characters that no HTTP header can carry")
-        return SecretStr(key)
+        return read_secret(self.api_key_env, self.api_key_file, "api_key")
 
     @field_validator("base_url", mode="after")
     @classmethod
@@ -142,6 +129,11 @@ class UpstreamSettings(_Section):
             return KINDS[kind].base_url
         if url and not url.startswith(("http://", "https://")):
             raise ValueError(f"it must start with http:// or https://, not {url!r}")
+        parts = urlsplit(url)
+        if url and (not parts.hostname or parts.port == 0 or " " in url or not url.isprintable()):
+            raise ValueError("it must be http(s)://HOST[:PORT][/PATH]")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("it must have no user name, ? or #; name a key by api_key_env or api_key_file")
         return url.rstrip("/")
 
     @model_validator(mode="before")
@@ -190,6 +182,9 @@ class ModelSettings(_Section):
     """The same for requests with `service_tier: "priority"`, which are refused where it is not given."""
     context: Positive | None = None
     """Context length in tokens, for upstreams that do not tell; bounds what a hard budget reserves."""
+    max_output: Positive | None = None
+    """The most tokens that it writes in one answer. Bounds what is reserved where the caller sets no max_tokens, and is
+    what an Anthropic upstream, which wants a limit, is told then."""
     drop_params: bool = False
     """Leave out parameters that an upstream cannot honour, and name them in a header, rather than answer 400."""
     fallbacks: tuple[str, ...] = ()
@@ -230,6 +225,25 @@ class LimitSettings(_Section):
     """How long open answers may go on after SIGTERM."""
 
 
+class RetentionSettings(_Section):
+    """For how many days each is kept, by whole days; unset: for ever. What is older goes by itself."""
+
+    operations_days: Positive | None = None
+    """Operations with their attempts. What they came to stays in the rollups."""
+    payloads_days: Positive | None = 30
+    """Bodies of requests and answers, of keys that record them."""
+    rollups_days: Positive | None = None
+    """Sums by hour and day, by whole months; at least as long as operations."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "RetentionSettings":
+        self.keep()
+        return self
+
+    def keep(self) -> Keep:
+        return Keep(operations=self.operations_days, payloads=self.payloads_days, rollups=self.rollups_days)
+
+
 class _Environment(EnvSettingsSource):
     """FARTHING_MODELS is the engine's model folder, not this configuration's `models` table."""
 
@@ -250,6 +264,9 @@ class Settings(BaseSettings):
     """Where X-Forwarded-For is believed from: it names the caller's address."""
     router: RouterSettings = RouterSettings()
     limits: LimitSettings = LimitSettings()
+    retention: RetentionSettings = RetentionSettings()
+    oidc: OidcSettings | None = None
+    """Where administrators sign in; without it they have the admin key and tokens."""
     roles: dict[Literal["small", "large"], str]
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
@@ -327,3 +344,9 @@ def _key_problems(settings: Settings) -> Problems:
         except ValueError as error:
             place = "api_key_env" if upstream.api_key_env is not None else "api_key_file"
             yield ("upstreams", name, place), str(error)
+    if settings.oidc is not None:
+        try:
+            settings.oidc.client_secret()
+        except ValueError as error:
+            place = "client_secret_env" if settings.oidc.client_secret_env is not None else "client_secret_file"
+            yield ("oidc", place), str(error)

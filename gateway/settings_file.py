@@ -17,7 +17,7 @@ from gateway.toml_places import Place, closest, places
 
 ENVIRONMENT = ("database_url", "admin_key_hash", "data_dir")
 """Come from FARTHING_* variables alone, never from the file."""
-SECTIONS = ("router", "limits", "roles", "upstreams", "models")
+SECTIONS = ("router", "limits", "oidc", "roles", "upstreams", "models")
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _MISSING_COMMA = ("Unclosed array", "Unclosed inline table")
 

@@ -9,7 +9,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import reports
 from billing.records import TOKEN_CLASSES, TokenClasses
-from billing.reports import CurrencySpending, ModelShare, OperationSummary, Spending, Step, UserSpending
+from billing.reports import (
+    EVERYTHING,
+    CurrencySpending,
+    ModelShare,
+    OperationSummary,
+    Spending,
+    UserSpending,
+    Within,
+)
+from billing.usage_rows import Step
 from dashboards.web.charts import Chart, cache_chart, spending_chart, tokens_chart
 
 
@@ -84,23 +93,25 @@ def steps(period: Period, now: datetime) -> list[datetime]:
     return found
 
 
-async def gather(connection: AsyncConnection, period: Period, now: datetime) -> Overview | None:
+async def gather(
+    connection: AsyncConnection, period: Period, now: datetime, within: Within = EVERYTHING
+) -> Overview | None:
     """None when the ledger holds no operation at all. `now` is in UTC."""
-    latest = await reports.latest_operations(connection, 10)
+    latest = await reports.latest_operations(connection, 10, within=within)
     if not latest:
         return None
     starts = [start_of(each, now) for each in PERIODS]
     start = start_of(period, now)
-    totals = await reports.total_spending(connection, starts)
+    totals = await reports.total_spending(connection, starts, within=within)
     currency = totals[0].currency if totals else latest[0].currency
     windows = totals[0].windows if totals else (NO_SPENDING,) * len(PERIODS)
-    token_rows = await reports.tokens_over_time(connection, start, period.step)
-    shares = await reports.model_shares(connection, start)
-    users = await reports.user_spending(connection, starts)
-    savings = await reports.cache_savings(connection, start)
+    token_rows = await reports.tokens_over_time(connection, start, period.step, within=within)
+    shares = await reports.model_shares(connection, start, within=within)
+    users = await reports.user_spending(connection, starts, within=within)
+    savings = await reports.cache_savings(connection, start, within=within)
     in_time = {
         point.at: point.spending
-        for point in await reports.spending_over_time(connection, start, period.step)
+        for point in await reports.spending_over_time(connection, start, period.step, within=within)
         if point.currency == currency
     }
     every_step = steps(period, now)

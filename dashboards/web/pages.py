@@ -10,6 +10,7 @@ from litestar.params import FromPath, FromQuery
 
 from billing import reports
 from billing.prices import Price
+from billing.roles import Caller
 from dashboards.web.explain import CLASS_NAMES, explain, why_unknown
 from dashboards.web.overview import PERIODS, gather
 from dashboards.web.site import AnyRequest, Site
@@ -28,29 +29,29 @@ async def overview(
         names = ", ".join(each.slug for each in PERIODS)
         raise NotFoundException(f"There is no such period. Choose one of {names}.")
     async with site.read() as connection:
-        view = await gather(connection, chosen, datetime.now(UTC))
+        view = await gather(connection, chosen, datetime.now(UTC), _within(request))
     if view is None:
         return site.page("empty.html", origin=f"{request.url.scheme}://{request.url.netloc}")
     return site.page("overview.html", view=view, periods=PERIODS, class_names=CLASS_NAMES)
 
 
 @get("/operations")
-async def operations(site: NamedDependency[Site]) -> Response[str]:
+async def operations(request: AnyRequest, site: NamedDependency[Site]) -> Response[str]:
     """The newest operations."""
     async with site.read() as connection:
-        latest = await reports.latest_operations(connection, LATEST)
+        latest = await reports.latest_operations(connection, LATEST, within=_within(request))
     return site.page("operations.html", latest=latest, limit=LATEST)
 
 
 @get("/operations/{operation_id:str}")
-async def operation(site: NamedDependency[Site], operation_id: FromPath[str]) -> Response[str]:
+async def operation(request: AnyRequest, site: NamedDependency[Site], operation_id: FromPath[str]) -> Response[str]:
     """Everything about one operation."""
     try:
         wanted = UUID(operation_id)
     except ValueError:
         raise NotFoundException("That is not an operation's id. Ids look like a UUID.") from None
     async with site.read() as connection:
-        found = await reports.find_operation(connection, wanted)
+        found = await reports.find_operation(connection, wanted, within=_within(request))
     if found is None:
         raise NotFoundException(
             "The ledger has no operation with this id. A new one appears within seconds of its last token."
@@ -77,6 +78,12 @@ async def operation(site: NamedDependency[Site], operation_id: FromPath[str]) ->
         first_token=first_token(found.record),
         class_names=CLASS_NAMES,
     )
+
+
+def _within(request: AnyRequest) -> reports.Within:
+    """What whoever asks may see: a member their own, an administrator of one organisation that one."""
+    caller: Caller = request.state.caller
+    return reports.Within(org_id=caller.org_id, user_id=caller.user_id)
 
 
 def _price(found: reports.OperationDetail, version: UUID | None) -> Price | None:

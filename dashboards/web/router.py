@@ -8,6 +8,8 @@ from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dashboards.web import assets, pages, sign_in
+from dashboards.web.oidc import Provider
+from dashboards.web.session import Sessions, Throttle
 from dashboards.web.site import BASE, AnyRequest, DatabaseAwayError, Site
 
 RETRY_SECONDS = "5"
@@ -29,9 +31,11 @@ NO_STORE = "no-store"
 log = structlog.get_logger()
 
 
-def create_router(engine: AsyncEngine, admin_key_hash: bytes) -> Router:
-    """The dashboard at `/dashboard`, reading through `engine`. `admin_key_hash`: SHA-256 of the admin key, 32 bytes."""
-    site = Site(engine, admin_key_hash)
+def create_router(
+    engine: AsyncEngine, sessions: Sessions, throttle: Throttle, provider: Provider | None = None
+) -> Router:
+    """The dashboard at `/dashboard`, reading through `engine`. `provider`: for signing in without the admin key."""
+    site = Site(engine, sessions, throttle, provider)
 
     def database_away(_: AnyRequest, error: DatabaseAwayError) -> Response[str]:
         log.warning("dashboard_database_away", error=repr(error.__cause__))
@@ -54,7 +58,11 @@ def create_router(engine: AsyncEngine, admin_key_hash: bytes) -> Router:
     )
     return Router(
         BASE,
-        route_handlers=[private, sign_in.sign_in_page, sign_in.sign_in, sign_in.sign_out, assets.static, assets.plotly],
+        route_handlers=[
+            private,
+            *(sign_in.sign_in_page, sign_in.sign_in, sign_in.to_provider, sign_in.from_provider, sign_in.sign_out),
+            *(assets.static, assets.plotly),
+        ],
         dependencies={"site": Provide(lambda: site, sync_to_thread=False)},
         exception_handlers={
             sign_in.NotSignedInError: sign_in.to_sign_in,

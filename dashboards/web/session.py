@@ -1,4 +1,4 @@
-"""The signed cookie that keeps an operator signed in, and the brake on guessing the admin key."""
+"""The signed cookies that keep a person signed in, and the brake on guessing the admin key."""
 
 import hashlib
 import hmac
@@ -12,34 +12,47 @@ COOKIE = "farthing_session"
 
 
 class Sessions:
-    """Makes and checks cookie values `<expiry, Unix seconds>.<HMAC-SHA256 of it>`.
+    """Makes and checks cookie values `<payload>.<expiry, Unix seconds>.<HMAC-SHA256 of both and of what it is for>`.
 
     The signing secret derives from the admin key's hash, so every replica accepts the cookies of the others and a
-    changed admin key ends all sessions. Nothing is stored.
+    changed admin key ends all sessions. Nothing is stored; who a session's person is, and whether they still may do
+    anything, is looked up each time.
     """
 
     def __init__(self, admin_key_hash: bytes, clock: Callable[[], float] = time.time) -> None:
         if len(admin_key_hash) != hashlib.sha256().digest_size:
             raise ValueError(f"admin_key_hash must be a SHA-256 digest of 32 bytes, not {len(admin_key_hash)}")
         self._key_hash = admin_key_hash
-        self._secret = hmac.digest(admin_key_hash, b"farthing dashboard session, version 1", "sha256")
+        self._secret = hmac.digest(admin_key_hash, b"farthing dashboard session, version 2", "sha256")
         self._clock = clock
 
     def key_matches(self, key: str) -> bool:
         """Whether `key` is the admin key, in constant time."""
         return hmac.compare_digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest(), self._key_hash)
 
-    def issue(self) -> str:
-        expiry = str(int(self._clock()) + LIFETIME_SECONDS)
-        return f"{expiry}.{self._signature(expiry)}"
+    def issue(self, person: str) -> str:
+        """A session of `person`: an administrator's id, or `billing.administrators.ADMIN_KEY`."""
+        return self.seal("session", person, LIFETIME_SECONDS)
 
-    def valid(self, cookie: str) -> bool:
-        expiry, _, signature = cookie.partition(".")
-        genuine = hmac.compare_digest(signature.encode(), self._signature(expiry).encode())
-        return genuine and int(expiry) > self._clock()
+    def read(self, cookie: str) -> str | None:
+        """Whose session it is; None when it is void."""
+        return self.unseal("session", cookie)
 
-    def _signature(self, expiry: str) -> str:
-        return hmac.new(self._secret, expiry.encode(), "sha256").hexdigest()
+    def seal(self, purpose: str, payload: str, seconds: int) -> str:
+        """`payload` (no dots in it) for a cookie: anybody can read it, and only we can have made it."""
+        signed = f"{payload}.{int(self._clock()) + seconds}"
+        return f"{signed}.{self._signature(purpose, signed)}"
+
+    def unseal(self, purpose: str, cookie: str) -> str | None:
+        """The payload; None when we did not make it, for this purpose, or its time is over."""
+        signed, _, signature = cookie.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(purpose, signed).encode()):
+            return None
+        payload, _, expiry = signed.partition(".")
+        return payload if int(expiry) > self._clock() else None
+
+    def _signature(self, purpose: str, signed: str) -> str:
+        return hmac.new(self._secret, f"{purpose}:{signed}".encode(), "sha256").hexdigest()
 
 
 class Throttle:

@@ -1,4 +1,4 @@
-"""What every page needs: the database for reading, the templates, the sessions."""
+"""What every page needs: the database, the templates, the sessions and who they belong to."""
 
 import asyncio
 import base64
@@ -16,8 +16,12 @@ from litestar.enums import MediaType
 from markupsafe import Markup
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.administrators import find_caller
+from billing.audit import act_as
 from billing.availability import is_away
+from billing.roles import Caller
 from dashboards.web import numbers, plotly_js
+from dashboards.web.oidc import Provider
 from dashboards.web.session import Sessions, Throttle
 
 BASE = "/dashboard"
@@ -35,11 +39,12 @@ class DatabaseAwayError(Exception):
 class Site:
     """The composition of one mounted dashboard."""
 
-    def __init__(self, engine: AsyncEngine, admin_key_hash: bytes) -> None:
+    def __init__(self, engine: AsyncEngine, sessions: Sessions, throttle: Throttle, provider: Provider | None) -> None:
         self._engine = engine
         self._templates = _environment()
-        self.sessions = Sessions(admin_key_hash)
-        self.throttle = Throttle()
+        self.sessions = sessions
+        self.throttle = throttle
+        self.provider = provider
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -52,6 +57,26 @@ class Site:
             if is_away(error):
                 raise DatabaseAwayError from error
             raise
+
+    @asynccontextmanager
+    async def write(self, actor: str) -> AsyncIterator[AsyncConnection]:
+        """A transaction in which `actor` changes something. Raises DatabaseAwayError."""
+        try:
+            async with asyncio.timeout(READ_SECONDS), self._engine.begin() as connection:
+                await act_as(connection, actor)
+                yield connection
+        except Exception as error:
+            if is_away(error):
+                raise DatabaseAwayError from error
+            raise
+
+    async def caller(self, cookie: str) -> Caller | None:
+        """Whose session a cookie is now; None when it is void or its person revoked. Raises DatabaseAwayError."""
+        person = self.sessions.read(cookie)
+        if person is None:
+            return None
+        async with self.read() as connection:
+            return await find_caller(connection, person)
 
     def page(
         self, template: str, status: int = 200, headers: dict[str, str] | None = None, **values: Any

@@ -50,7 +50,7 @@ async def test_signing_in_goes_on_to_the_page_and_out_ends_it(stranger: httpx.As
     assert answer.status_code == 303
     assert answer.headers["location"] == "/dashboard/operations"
     cookie = answer.headers["set-cookie"]
-    for attribute in ("HttpOnly", "SameSite=lax", "Path=/dashboard", "Max-Age=43200"):
+    for attribute in ("HttpOnly", "SameSite=lax", "Path=/;", "Max-Age=43200"):
         assert attribute in cookie
     assert ADMIN_KEY not in cookie and KEY_HASH.hex() not in cookie
     assert (await stranger.get("/dashboard/operations")).status_code == 200
@@ -286,7 +286,9 @@ async def test_without_a_model_the_list_says_what_was_asked_for(engine: AsyncEng
 
 async def test_a_session_needs_the_same_admin_key(sample_engine: AsyncEngine) -> None:
     async with visitor(mount(sample_engine)) as client:
-        client.cookies.set("farthing_session", Sessions(b"x" * 32).issue(), domain="farthing.test", path="/dashboard")
+        client.cookies.set(
+            "farthing_session", Sessions(b"x" * 32).issue("admin-key"), domain="farthing.test", path="/dashboard"
+        )
         assert (await client.get("/dashboard")).status_code == 303
 
 

@@ -23,35 +23,45 @@ def test_only_the_admin_key_matches() -> None:
 def test_a_cookie_ends_with_its_lifetime() -> None:
     clock = Clock()
     sessions = Sessions(KEY_HASH, clock)
-    cookie = sessions.issue()
+    cookie = sessions.issue("ada")
     clock.now += LIFETIME_SECONDS - 1
-    assert sessions.valid(cookie)
+    assert sessions.read(cookie) == "ada"
     clock.now += 1
-    assert not sessions.valid(cookie)
+    assert sessions.read(cookie) is None
 
 
 def test_another_admin_key_ends_all_sessions_and_the_same_one_is_any_replica() -> None:
-    cookie = Sessions(KEY_HASH).issue()
-    assert Sessions(KEY_HASH).valid(cookie)
-    assert not Sessions(hashlib.sha256(b"new key").digest()).valid(cookie)
+    cookie = Sessions(KEY_HASH).issue("ada")
+    assert Sessions(KEY_HASH).read(cookie) == "ada"
+    assert Sessions(hashlib.sha256(b"new key").digest()).read(cookie) is None
 
 
 def test_a_forged_cookie_is_refused() -> None:
     sessions = Sessions(KEY_HASH)
-    expiry, signature = sessions.issue().split(".")
+    person, expiry, signature = sessions.issue("ada").split(".")
     later = str(int(expiry) + 1)
     forged = [
         "",
         ".",
         "x",
+        "..",
         expiry,
-        f"{expiry}.",
-        f"{later}.{signature}",
-        f"{expiry}.{signature}0",
-        f"{expiry}.é",
-        "é.é",
+        f"{person}.{expiry}",
+        f"{person}.{expiry}.",
+        f"{person}.{later}.{signature}",
+        f"bob.{expiry}.{signature}",
+        f"{person}.{expiry}.{signature}0",
+        f"{person}.{expiry}.é",
+        "é.é.é",
     ]
-    assert not any(map(sessions.valid, forged))
+    assert [sessions.read(each) for each in forged] == [None] * len(forged)
+
+
+def test_a_cookie_is_good_for_one_purpose() -> None:
+    sessions = Sessions(KEY_HASH)
+    sealed = sessions.seal("sign-in", "ada", 60)
+    assert sessions.unseal("sign-in", sealed) == "ada"
+    assert sessions.read(sealed) is None
 
 
 def test_a_hash_of_the_wrong_length_is_refused_at_once() -> None:

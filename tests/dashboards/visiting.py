@@ -6,15 +6,15 @@ import httpx
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dashboards.web import create_router
+from dashboards.web import Provider, Sessions, Throttle, create_router
 
 ADMIN_KEY = "fa-the-right-key"
 KEY_HASH = hashlib.sha256(ADMIN_KEY.encode()).digest()
 ORIGIN = "http://farthing.test"
 
 
-def mount(engine: AsyncEngine) -> Litestar:
-    return Litestar([create_router(engine, KEY_HASH)])
+def mount(engine: AsyncEngine, provider: Provider | None = None) -> Litestar:
+    return Litestar([create_router(engine, Sessions(KEY_HASH), Throttle(), provider)])
 
 
 def visitor(app: Litestar) -> httpx.AsyncClient:
