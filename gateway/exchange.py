@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.api.surface import StreamWriter
 from gateway.errors import ApiError, ClientGoneError
+from gateway.headers import read_headers
+from gateway.recording import Recording
 from gateway.trusted import Trusted
 
 Receive = Callable[[], Awaitable[Any]]
@@ -51,6 +53,8 @@ class Exchange:
         """When something was last sent, on the monotonic clock."""
         self.writer: StreamWriter | None = None
         """Set while the answer is a stream: how to end it with an error."""
+        self.recording: Recording | None = None
+        """Takes what is written, where the key says so."""
         self._peer: Peer | None = scope.get(PEER)
         self._lost: Callable[[], None] | None = None
         self._receive = receive
@@ -121,6 +125,8 @@ class Exchange:
         """Send `data`; waits while the caller reads slower than we write, so nothing piles up here."""
         if last:
             self.complete = True
+        if self.recording is not None:
+            self.recording.answer.add(data)
         self.writing = True
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self.writing = False
@@ -144,18 +150,6 @@ class Exchange:
             await self.write(self.writer.fail(error), last=True)
         else:
             await self.respond(error.status, {**headers, **error.headers}, body)
-
-
-def read_headers(pairs: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By their names in lower case. What comes more than once is one list (RFC 9110, 5.3): each proxy may add its own
-    X-Forwarded-For, and of two credentials neither counts."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-    if len(headers) < len(pairs):
-        values: dict[str, list[str]] = {}
-        for name, value in pairs:
-            values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        headers = {name: ", ".join(several) for name, several in values.items()}
-    return headers
 
 
 def _too_large(limit: int) -> ApiError:

@@ -13,7 +13,7 @@ from gateway.attribution import refuse_addresses
 from gateway.auth import Keys, check_route
 from gateway.client_address import client_address
 from gateway.errors import ApiError
-from gateway.exchange import read_headers
+from gateway.headers import read_headers
 from gateway.live import Live
 
 log = structlog.get_logger()

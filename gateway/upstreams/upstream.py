@@ -14,9 +14,10 @@ from gateway.api.prompt import read_prompt
 from gateway.call import Call
 from gateway.settings import UpstreamSettings, UsageSettings
 from gateway.upstreams.anthropic import AnthropicDialect, counted
+from gateway.upstreams.client import HttpClient
 from gateway.upstreams.dialect import Dialect, OpenAIDialect, Request
 from gateway.upstreams.kinds import KINDS
-from gateway.upstreams.transport import AiohttpTransport, BrokenError, Reply, Transport, UnreachableError
+from gateway.upstreams.transport import BrokenError, Reply, Transport, UnreachableError
 from gateway.upstreams.usage_dialect import VendorUsage
 
 PROBE_SECONDS = 2.0
@@ -74,14 +75,14 @@ class Upstream:
         self._idle: asyncio.Event | None = None
         self._base = settings.base_url
         self._root = self._base.removesuffix("/v1")
-        self._transport: Transport = AiohttpTransport(
+        self._transport: Transport = HttpClient(
             connect=settings.connect_seconds,
             # A whole answer of an engine that takes longer is called back first (gateway/recall.py).
             first_byte=settings.first_byte_seconds + (ACCOUNT_SECONDS if self.is_engine else 0.0),
             idle=settings.idle_seconds,
             total=settings.total_seconds,
         )
-        self._probe: Transport = AiohttpTransport(connect=PROBE_SECONDS, first_byte=PROBE_SECONDS, idle=PROBE_SECONDS)
+        self._probe: Transport = HttpClient(connect=PROBE_SECONDS, first_byte=PROBE_SECONDS, idle=PROBE_SECONDS)
         self._authorization = self.dialect.headers(self.key.get_secret_value() if self.key else None)
 
     async def send(self, request: Request, request_id: str, tenant: UUID, trace: Mapping[str, str]) -> Reply:

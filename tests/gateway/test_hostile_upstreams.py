@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from billing.usage import MOST_TOKENS
-from gateway.upstreams import transport
+from gateway.upstreams import connection
 from tests.gateway.running import Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Script, Scripted, account
 from tests.gateway.test_budgets import limit, settled
@@ -134,7 +134,7 @@ async def test_a_reply_without_end_is_cut(
         while True:
             await connection.chunk(b"x" * 1000)
 
-    monkeypatch.setattr(transport, "MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr(connection, "MAX_REPLY_BYTES", 100_000)
     upstream.script = script
     answer = await gateway.chat(model="hosted")
     assert answer.status_code == 502

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.upstreams.transport import AiohttpTransport, BrokenError, Reply, SilentError, UnreachableError
+from gateway.upstreams.client import HttpClient
+from gateway.upstreams.transport import BrokenError, Reply, SilentError, UnreachableError
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -29,13 +30,13 @@ async def server(serve: Serve) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def transport() -> AsyncIterator[AiohttpTransport]:
-    made = AiohttpTransport(connect=1.0, first_byte=0.5, idle=0.5)
+async def transport() -> AsyncIterator[HttpClient]:
+    made = HttpClient(connect=1.0, first_byte=0.5, idle=0.5)
     yield made
     await made.close()
 
 
-async def post(transport: AiohttpTransport, url: str, content: bytes = b"{}") -> Reply:
+async def post(transport: HttpClient, url: str, content: bytes = b"{}") -> Reply:
     return await transport.send("POST", url, {"content-type": "application/json"}, content)
 
 
@@ -45,7 +46,7 @@ async def head(reader: asyncio.StreamReader) -> bytes:
     return found + await reader.readexactly(length)
 
 
-async def test_a_refused_connection_is_unreachable(transport: AiohttpTransport) -> None:
+async def test_a_refused_connection_is_unreachable(transport: HttpClient) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -55,7 +56,7 @@ async def test_a_refused_connection_is_unreachable(transport: AiohttpTransport) 
         await post(transport, "http://no-such-host.invalid/")
 
 
-async def test_a_connection_closed_without_an_answer_is_broken(transport: AiohttpTransport) -> None:
+async def test_a_connection_closed_without_an_answer_is_broken(transport: HttpClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head(reader)
 
@@ -65,7 +66,7 @@ async def test_a_connection_closed_without_an_answer_is_broken(transport: Aiohtt
 
 
 async def test_a_kept_connection_that_was_closed_meanwhile_is_broken_and_not_asked_twice(
-    transport: AiohttpTransport,
+    transport: HttpClient,
 ) -> None:
     """The server may have begun: only the dispatcher knows whether to repeat."""
     asked = 0
@@ -87,7 +88,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_broken_and_not_ask
         assert asked == 2
 
 
-async def test_connections_are_used_again(transport: AiohttpTransport) -> None:
+async def test_connections_are_used_again(transport: HttpClient) -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +106,7 @@ async def test_connections_are_used_again(transport: AiohttpTransport) -> None:
     assert connections == 1
 
 
-async def test_an_answer_that_is_left_is_closed(transport: AiohttpTransport) -> None:
+async def test_an_answer_that_is_left_is_closed(transport: HttpClient) -> None:
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +122,7 @@ async def test_an_answer_that_is_left_is_closed(transport: AiohttpTransport) -> 
         await asyncio.wait_for(closed.wait(), 2)
 
 
-async def test_silence_before_the_answer(transport: AiohttpTransport) -> None:
+async def test_silence_before_the_answer(transport: HttpClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -139,7 +140,7 @@ async def test_headers_may_take_longer_than_the_silence_within_a_body() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
         await reader.read()
 
-    transport = AiohttpTransport(connect=1.0, first_byte=1.0, idle=0.2)
+    transport = HttpClient(connect=1.0, first_byte=1.0, idle=0.2)
     async with server(serve) as url:
         reply = await post(transport, url)
         began = time.monotonic()
@@ -150,7 +151,7 @@ async def test_headers_may_take_longer_than_the_silence_within_a_body() -> None:
     await transport.close()
 
 
-async def test_who_is_cancelled_before_the_headers_was_not_kept_waiting(transport: AiohttpTransport) -> None:
+async def test_who_is_cancelled_before_the_headers_was_not_kept_waiting(transport: HttpClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -162,7 +163,7 @@ async def test_who_is_cancelled_before_the_headers_was_not_kept_waiting(transpor
             await asking
 
 
-async def test_silence_within_a_body_and_none_while_it_drips(transport: AiohttpTransport) -> None:
+async def test_silence_within_a_body_and_none_while_it_drips(transport: HttpClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
@@ -180,7 +181,7 @@ async def test_silence_within_a_body_and_none_while_it_drips(transport: AiohttpT
         await reply.close()
 
 
-async def test_a_caller_that_takes_its_time_is_no_silence(transport: AiohttpTransport) -> None:
+async def test_a_caller_that_takes_its_time_is_no_silence(transport: HttpClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nx")
@@ -205,7 +206,7 @@ async def test_the_whole_answer_has_its_time() -> None:
             writer.write(b"x")
             await asyncio.sleep(0.05)
 
-    transport = AiohttpTransport(connect=1.0, first_byte=5.0, idle=5.0, total=0.4)
+    transport = HttpClient(connect=1.0, first_byte=5.0, idle=5.0, total=0.4)
     async with server(serve) as url:
         reply = await post(transport, url)
         began = time.monotonic()
@@ -216,7 +217,7 @@ async def test_the_whole_answer_has_its_time() -> None:
     await transport.close()
 
 
-async def test_what_came_before_the_connection_broke_is_read_first(transport: AiohttpTransport) -> None:
+async def test_what_came_before_the_connection_broke_is_read_first(transport: HttpClient) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
@@ -231,7 +232,7 @@ async def test_what_came_before_the_connection_broke_is_read_first(transport: Ai
         await reply.close()
 
 
-async def test_an_upstream_is_not_read_faster_than_the_caller_takes_it(transport: AiohttpTransport) -> None:
+async def test_an_upstream_is_not_read_faster_than_the_caller_takes_it(transport: HttpClient) -> None:
     sent = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -253,7 +254,7 @@ async def test_an_upstream_is_not_read_faster_than_the_caller_takes_it(transport
 
 
 async def test_nothing_is_followed_kept_unpacked_or_taken_from_the_environment(
-    transport: AiohttpTransport, monkeypatch: pytest.MonkeyPatch
+    transport: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads: list[bytes] = []
 

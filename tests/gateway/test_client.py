@@ -1,0 +1,470 @@
+"""The relay's HTTP client against what HTTP allows an upstream, and what not: on asyncio's loop and uvloop's."""
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.upstreams import client, connection
+from gateway.upstreams.client import HttpClient
+from gateway.upstreams.connection import Connection, HttpReply
+from gateway.upstreams.transport import BrokenError, UnreachableError
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+OK = HEAD + b"content-length: 2\r\n\r\nhi"
+
+Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Test = Callable[..., Awaitable[None]]
+
+
+def on_both_loops(test: Test) -> Callable[..., None]:
+    """The test as one that pytest runs twice, each time on a loop of its own and for at most 20 seconds."""
+    own = inspect.Parameter("new_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.signature(test)
+
+    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(asyncio.wait_for(test(**fixtures), 20))  # type: ignore[arg-type]
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    run.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    loops = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
+    return pytest.mark.parametrize("new_loop", loops, ids=["asyncio", "uvloop"])(run)
+
+
+@contextlib.asynccontextmanager
+async def server(handle: Handle, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Its URL while it runs."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await handle(reader, writer)
+        writer.close()
+
+    running = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{running.sockets[0].getsockname()[1]}"
+    finally:
+        running.close()
+
+
+class Saying:
+    """Answers every request on a connection with the same bytes; counts both."""
+
+    def __init__(self, *answer: bytes, then_close: bool = False) -> None:
+        self.answer = answer
+        self.then_close = then_close
+        self.connections = 0
+        self.requests: list[bytes] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while True:
+            self.requests.append(await request(reader))
+            for piece in self.answer:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if self.then_close:
+                return
+
+
+async def request(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+    return head + await reader.readexactly(length)
+
+
+@contextlib.asynccontextmanager
+async def http(connect: float = 1.0, first_byte: float = 2.0, idle: float = 2.0) -> AsyncIterator[HttpClient]:
+    made = HttpClient(connect=connect, first_byte=first_byte, idle=idle)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def post(http: HttpClient, url: str, content: bytes = b"{}") -> HttpReply:
+    return await http.send("POST", f"{url}/v1/x?a=b", {"content-type": "application/json"}, content)
+
+
+async def whole(http: HttpClient, url: str, content: bytes = b"{}") -> bytes:
+    reply = await post(http, url, content)
+    try:
+        return await reply.read()
+    finally:
+        await reply.close()
+
+
+@on_both_loops
+async def test_what_is_sent() -> None:
+    saying = Saying(OK)
+    async with server(saying) as url, http() as asking:
+        assert await whole(asking, url) == b"hi"
+    head, _, body = saying.requests[0].partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    assert (first, body) == ("POST /v1/x?a=b HTTP/1.1", b"{}")
+    assert sorted(lines) == [
+        "accept-encoding: identity",
+        "accept: */*",
+        "content-length: 2",
+        "content-type: application/json",
+        f"host: {url.removeprefix('http://')}",
+        "user-agent: farthing",
+    ]
+
+
+@pytest.mark.parametrize("value", ["a\r\nx: y", "a\nb", "a\rb", "a\0b"])
+async def test_a_header_never_becomes_two(value: str) -> None:
+    async with http() as asking:
+        with pytest.raises(ValueError, match="line break"):
+            await asking.send("GET", "http://127.0.0.1:9", {"traceparent": value}, None)
+
+
+BODIES = {
+    "length": b"content-length: 11\r\n\r\nhello world",
+    "chunked": b"transfer-encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n6\r\n world\r\n0\r\ntrailer: x\r\n\r\n",
+    "until it closes": b"\r\nhello world",
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@on_both_loops
+async def test_an_answer_byte_by_byte(kind: str) -> None:
+    answer = HEAD + b"x-one: 1\r\n" + BODIES[kind]
+    pieces = [answer[place : place + 1] for place in range(len(answer))]
+    saying = Saying(*pieces, then_close=kind == "until it closes")
+    async with server(saying) as url, http() as asking:
+        for _ in range(2):
+            reply = await post(asking, url)
+            assert (reply.status, await reply.read()) == (200, b"hello world")
+            assert reply.headers["x-one"] == "1" and "trailer" not in reply.headers
+            await reply.close()
+    assert saying.connections == (2 if kind == "until it closes" else 1)
+
+
+@on_both_loops
+async def test_headers_that_come_twice_are_one_list() -> None:
+    async with (
+        server(Saying(HEAD + b"X-A:  1 \r\nx-a: 2\r\nX-b: \xe9\r\ncontent-length: 0\r\n\r\n")) as url,
+        http() as asking,
+    ):
+        reply = await post(asking, url)
+        assert (reply.headers["x-a"], reply.headers["x-b"]) == ("1, 2", "é")
+        await reply.close()
+
+
+@on_both_loops
+async def test_preliminary_answers_are_passed_over() -> None:
+    early = b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    saying = Saying(early, OK)
+    async with server(saying) as url, http() as asking:
+        for _ in range(2):
+            reply = await post(asking, url)
+            assert (reply.status, dict(reply.headers), await reply.read()) == (200, {"content-length": "2"}, b"hi")
+            await reply.close()
+    assert saying.connections == 1
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret", b"garbage", b"H"])
+@on_both_loops
+async def test_an_answer_nobody_asked_for_is_nobodys(more: bytes) -> None:
+    """Bytes behind an answer must not become the next request's answer."""
+    saying = Saying(OK + more)
+    async with server(saying) as url, http() as asking:
+        for _ in range(3):
+            assert await whole(asking, url) == b"hi"
+        assert saying.connections == 3
+
+
+@on_both_loops
+async def test_a_free_connection_that_speaks_is_closed() -> None:
+    saying = Saying(OK, b"", b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+    async with server(saying) as url, http() as asking:
+        assert await whole(asking, url) == b"hi"
+        await asyncio.sleep(0.05)
+        assert await whole(asking, url) == b"hi"
+        assert saying.connections == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+    ],
+)
+@on_both_loops
+async def test_a_connection_that_will_be_closed_is_not_used_again(answer: bytes) -> None:
+    saying = Saying(answer)
+    async with server(saying) as url, http() as asking:
+        for _ in range(2):
+            await whole(asking, url)
+    assert saying.connections == 2
+
+
+@on_both_loops
+async def test_a_body_that_ends_with_a_reset_is_not_whole() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(HEAD + b"\r\nhello")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        hard = writer.get_extra_info("socket")
+        hard.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        writer.transport.abort()
+
+    async with server(handle) as url, http() as asking:
+        reply = await post(asking, url)
+        assert await reply.chunk() == b"hello"
+        with pytest.raises(BrokenError):
+            await reply.chunk()
+        await reply.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"x: " + b"a" * 200_000,
+        HEAD + b"".join(b"x-%d: a\r\n" % number for number in range(20_000)),
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000,
+    ],
+    ids=["one header", "many headers", "preliminary answers"],
+)
+@on_both_loops
+async def test_headers_without_end(answer: bytes) -> None:
+    pieces = [answer[place : place + 10_000] for place in range(0, len(answer), 10_000)]
+    async with server(Saying(*pieces)) as url, http() as asking:
+        with pytest.raises(BrokenError, match="headers are too large"):
+            await post(asking, url)
+
+
+@on_both_loops
+async def test_a_trailer_without_end() -> None:
+    pieces = [HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: ", *[b"a" * 10_000] * 20]
+    async with server(Saying(*pieces)) as url, http() as asking:
+        reply = await post(asking, url)
+        with pytest.raises(BrokenError, match="headers are too large"):
+            await reply.read()
+        await reply.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n",
+        b"SSH-2.0-x\r\n",
+    ],
+)
+@on_both_loops
+async def test_what_is_no_answer(answer: bytes) -> None:
+    async with server(Saying(answer)) as url, http() as asking:
+        with pytest.raises(BrokenError, match="is not HTTP"):
+            await post(asking, url)
+
+
+@on_both_loops
+async def test_a_chunk_that_has_no_size() -> None:
+    async with (
+        server(Saying(HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n", b"zz\r\n")) as url,
+        http() as asking,
+    ):
+        reply = await post(asking, url)
+        assert await reply.chunk() == b"hi"
+        with pytest.raises(BrokenError, match="is not HTTP"):
+            await reply.chunk()
+        await reply.close()
+
+
+@on_both_loops
+async def test_a_large_request_and_a_large_answer_that_is_read_in_steps() -> None:
+    size = 8_000_000
+    saying = Saying(HEAD + b"content-length: %d\r\n\r\n" % size, b"x" * size)
+    async with server(saying) as url, http() as asking:
+        for _ in range(2):
+            reply = await post(asking, url, b"y" * size)
+            await asyncio.sleep(0.05)  # so that reading is paused
+            assert await reply.read() == b"x" * size
+            await reply.close()
+        assert saying.connections == 1
+        assert [len(one) - size < 300 for one in saying.requests] == [True, True]
+
+
+@on_both_loops
+async def test_an_answer_that_was_not_read_leaves_its_connection_usable() -> None:
+    saying = Saying(HEAD + b"content-length: 60000\r\n\r\n" + b"x" * 60_000)
+    async with server(saying) as url, http() as asking:
+        for _ in range(2):
+            reply = await post(asking, url)
+            await asyncio.sleep(0.1)
+            assert reply.complete
+            await reply.close()
+        assert saying.connections == 1
+
+
+@on_both_loops
+async def test_who_answers_before_it_has_the_request_gets_no_other_on_that_connection() -> None:
+    connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await asyncio.sleep(5)
+
+    async with server(handle) as url, http() as asking:
+        for _ in range(2):
+            reply = await post(asking, url, b"y" * 30_000_000)
+            assert (reply.status, await reply.read()) == (413, b"no")
+            await reply.close()
+    assert connections == 2
+
+
+@on_both_loops
+async def test_many_at_once_each_get_their_own() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            body = (await request(reader)).partition(b"\r\n\r\n")[2]
+            await asyncio.sleep(int(body) % 7 / 1000)
+            writer.write(HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+
+    async with server(handle) as url, http() as asking:
+        for _ in range(3):
+            bodies = [b"%d" % number for number in range(100)]
+            assert await asyncio.gather(*(whole(asking, url, body) for body in bodies)) == bodies
+
+
+@on_both_loops
+async def test_a_connection_that_nobody_needs_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "KEEP_ALIVE_SECONDS", 0.2)
+    closed = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(OK)
+        await reader.read()
+        closed.set()
+
+    async with server(handle) as url, http(idle=0.4) as asking:
+        assert await whole(asking, url) == b"hi"
+        await asyncio.wait_for(closed.wait(), 2)
+
+
+@on_both_loops
+async def test_a_closed_connection_leaves_nothing_behind() -> None:
+    """Without a collection of garbage: what closes must not pile up until there is one."""
+    saying = Saying(HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\nhi")
+    gc.collect()
+    gc.disable()
+    try:
+        async with server(saying) as url, http() as asking:
+            for _ in range(5):
+                assert await whole(asking, url) == b"hi"
+            await asyncio.sleep(0.05)
+            assert not [one for one in gc.get_objects() if isinstance(one, Connection | HttpReply)]
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def hanging() -> Iterator[int]:
+    """A port on 127.0.0.1 where connections are neither made nor refused: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@on_both_loops
+async def test_no_connection_in_time() -> None:
+    with hanging() as port:
+        async with http(connect=0.3) as asking:
+            began = time.monotonic()
+            with pytest.raises(UnreachableError, match="no connection within"):
+                await post(asking, f"http://127.0.0.1:{port}")
+            assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("first", ["refuses", "hangs"])
+@on_both_loops
+async def test_another_address_of_the_host_is_tried(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hanging() as port, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        bad = free.getsockname()[1] if first == "refuses" else port
+        async with server(Saying(OK)) as url, http(connect=2.0) as asking:
+            good = int(url.rpartition(":")[2])
+
+            async def addresses(_: object) -> list[Any]:
+                kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+                return [(*kind, ("127.0.0.1", bad)), (*kind, ("127.0.0.1", good))]
+
+            monkeypatch.setattr(client, "_addresses", addresses)
+            assert await whole(asking, "http://model.example") == b"hi"
+
+
+@on_both_loops
+async def test_a_name_that_there_cannot_be() -> None:
+    async with http() as asking:
+        for name in ("a..b", "x" * 64, "no-such-host.invalid"):
+            with pytest.raises(UnreachableError):
+                await post(asking, f"http://{name}")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a key and its own certificate for 127.0.0.1."""
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(file), "-out", str(file.with_suffix(".crt"))]
+    subprocess.run(command, check=True, capture_output=True)
+    file.write_text(file.read_text() + file.with_suffix(".crt").read_text())
+    return file
+
+
+@pytest.fixture
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@on_both_loops
+async def test_over_tls(kind: str, tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ssl.create_default_context(cafile=str(certificate))
+    monkeypatch.setattr(client, "_tls", lambda: known)
+    saying = Saying(HEAD + BODIES[kind], then_close=kind == "until it closes")
+    async with server(saying, tls) as url, http() as asking:
+        for _ in range(3):
+            assert await whole(asking, url) == b"hello world"
+    assert saying.connections == (3 if kind == "until it closes" else 1)
+
+
+@on_both_loops
+async def test_a_server_that_cannot_prove_who_it_is_is_not_asked(tls: ssl.SSLContext) -> None:
+    saying = Saying(OK)
+    async with server(saying, tls) as url, http() as asking:
+        with pytest.raises(UnreachableError, match="certificate verify failed"):
+            await post(asking, url)
+    assert not saying.requests
+    async with server(saying) as url, http() as asking:
+        with pytest.raises(UnreachableError):
+            await post(asking, url.replace("http", "https"))
