@@ -12,11 +12,15 @@ from gateway import (
     audit_cli,
     budgets_cli,
     check_cli,
+    exports_cli,
+    invoices_cli,
     keys_cli,
     limits_cli,
     margins_cli,
     people_cli,
     prices_cli,
+    reconcile_cli,
+    usage_cli,
 )
 from gateway.command_line import DatabaseUrl, DataDir, fail, find_database
 
@@ -38,6 +42,10 @@ app.add_typer(audit_cli.app, name="audit")
 app.add_typer(prices_cli.app, name="prices")
 app.command()(margins_cli.margins)
 app.command()(margins_cli.devices)
+app.add_typer(usage_cli.app, name="usage")
+app.add_typer(exports_cli.app, name="export")
+app.add_typer(invoices_cli.app, name="invoices")
+app.command()(reconcile_cli.reconcile)
 app.command()(check_cli.check)
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
