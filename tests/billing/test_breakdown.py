@@ -92,21 +92,16 @@ async def test_days_and_tags_are_those_of_the_operations(conn: AsyncConnection) 
     assert set(tags) == {"editor", "@shell"}
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "zone", "end", "problem"),
-    [
+async def test_what_cannot_be_shown_says_why(conn: AsyncConnection) -> None:
+    for dimensions, zone, end, problem in (
         (["colour"], "UTC", END, "cannot be shown by 'colour'; use user"),
         (["tag:"], "UTC", END, "cannot be shown by 'tag:'"),
         (["user", "user"], "UTC", END, "asked for twice"),
         (["user"], "Mars/Base", END, "is not a time zone"),
         (["user"], "UTC", START, "the period is empty"),
-    ],
-)
-async def test_what_cannot_be_shown_says_why(
-    conn: AsyncConnection, dimensions: list[str], zone: str, end: datetime, problem: str
-) -> None:
-    with pytest.raises(ValueError, match=problem):
-        await usage_by(conn, dimensions, START, end, time_zone=zone)
+    ):
+        with pytest.raises(ValueError, match=problem):
+            await usage_by(conn, dimensions, START, end, time_zone=zone)
 
 
 def a_row(**changes: object) -> UsageRow:

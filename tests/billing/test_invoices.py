@@ -51,7 +51,7 @@ async def filled(
 
 # A smaller seed is no simpler ledger, so nothing is shrunk.
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -201,19 +201,16 @@ async def test_months_begin_on_the_orgs_clock(conn: AsyncConnection) -> None:
         await set_billing_time_zone(conn, household.org_id, "Mars/Base")
 
 
-@pytest.mark.parametrize(
-    ("month", "problem"),
-    [
+async def test_what_cannot_be_invoiced_says_why(conn: AsyncConnection) -> None:
+    household, _ = await filled(conn, 6)
+    for month, problem in (
         ("2026-13", "is not a month"),
         ("september", "is not a month"),
         ("2999-01", "2999-01 is not over in UTC"),
         ("2026-08", "there is nothing to invoice for 2026-08"),
-    ],
-)
-async def test_what_cannot_be_invoiced_says_why(conn: AsyncConnection, month: str, problem: str) -> None:
-    household, _ = await filled(conn, 6)
-    with pytest.raises(ValueError, match=problem):
-        await create_invoice(conn, household.org_id, month)
+    ):
+        with pytest.raises(ValueError, match=problem):
+            await create_invoice(conn, household.org_id, month)
 
 
 async def test_each_currency_has_an_invoice_of_its_own(conn: AsyncConnection) -> None:
