@@ -187,10 +187,10 @@ def _row(line: int, fields: Mapping[str, Any], currency: str) -> Row:
     ends = fields.get("ends", False)
     if ends not in (False, True, "true", "false", ""):
         raise ValueError(f"ends is {ends!r}; write true or leave it out")
-    if (ends in (True, "true")) == bool(amounts):
-        raise ValueError(
-            "it ends, and has a price" if amounts else "it has no price; to end the one before, ends = true"
-        )
+    if not amounts and ends not in (True, "true"):
+        raise ValueError("it has no price; to end the one before, write ends = true")
+    if amounts and ends in (True, "true"):
+        raise ValueError("it ends, and has a price")
     words = {name: _text(name, fields[name]) for name in ("model", "upstream", "tier", "currency") if name in fields}
     terms = terms_of_row(words, amounts, scopes[0] if scopes else None, currency)
     at = moment(fields["effective_at"]) if "effective_at" in fields else None
