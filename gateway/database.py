@@ -28,8 +28,8 @@ def connect(url: str) -> AsyncEngine:
 
 
 class _Reachable(contextlib.AbstractAsyncContextManager[None]):
-    def __init__(self) -> None:
-        self._limit = asyncio.timeout(SECONDS)
+    def __init__(self, seconds: float) -> None:
+        self._limit = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
         await self._limit.__aenter__()
@@ -45,9 +45,12 @@ class _Reachable(contextlib.AbstractAsyncContextManager[None]):
             raise unavailable("The ledger's database is away.") from error
 
 
-def reachable() -> contextlib.AbstractAsyncContextManager[None]:
-    """Turn "the database is away" within the block into ApiError 503 with Retry-After; other errors pass."""
-    return _Reachable()
+def reachable(seconds: float = SECONDS) -> contextlib.AbstractAsyncContextManager[None]:
+    """Turn "the database is away" within the block into ApiError 503 with Retry-After; other errors pass.
+
+    A block that takes longer than `seconds` is taken for one.
+    """
+    return _Reachable(seconds)
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,20 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.people import MissingError, TakenError
-from gateway.admin import administrators, audit, budgets, keys, orgs, teams, users
+from gateway.admin import (
+    administrators,
+    audit,
+    budgets,
+    exports,
+    invoices,
+    keys,
+    orgs,
+    prices,
+    teams,
+    usage,
+    users,
+    wallets,
+)
 from gateway.admin.access import Connection, Gate
 from gateway.admin.paging import page
 from gateway.admin.writing import MOST_CHARACTERS, Admin, AnyRequest, Writer
@@ -33,6 +46,11 @@ ROUTES: list[HTTPRouteHandler] = [
     *users.ROUTES,
     *keys.ROUTES,
     *budgets.ROUTES,
+    *wallets.ROUTES,
+    *prices.ROUTES,
+    *usage.ROUTES,
+    *exports.ROUTES,
+    *invoices.ROUTES,
     *administrators.ROUTES,
     *audit.ROUTES,
 ]
@@ -77,6 +95,7 @@ def create_admin(engine: AsyncEngine, admin_key_hash: bytes, gate: Gate) -> Lite
                     "admin": Provide(admin, sync_to_thread=False),
                     "writer": Provide(writer, sync_to_thread=False),
                     "page": Provide(page, sync_to_thread=False),
+                    "filters": Provide(usage.filters, sync_to_thread=False),
                 },
             )
         ],

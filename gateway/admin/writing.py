@@ -34,6 +34,8 @@ AnyRequest = Request[Any, Any, Any]
 KEPT = timedelta(days=1)
 MOST_CHARACTERS = 255
 """Of an Idempotency-Key."""
+REPORT_SECONDS = 15.0
+"""How long an answer may take before the database is taken for away."""
 _NONCE_BYTES = 12
 
 
@@ -58,9 +60,16 @@ class Admin:
         return asked or own
 
     @contextlib.asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Raises ApiError 503 when the database is away."""
-        async with reachable(), self._engine.connect() as conn:
+    async def read(self, seconds: float = REPORT_SECONDS) -> AsyncIterator[AsyncConnection]:
+        """One snapshot, read only. Raises ApiError 503 when the database is away, or takes longer than `seconds`."""
+        async with reachable(seconds), self.snapshot() as conn:
+            yield conn
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncConnection]:
+        """The same for as long as it takes: for what is streamed as slowly as its reader reads."""
+        async with self._engine.connect() as conn:
+            await conn.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             yield conn
 
 
@@ -76,12 +85,14 @@ class Writer(Admin):
         self._request = request
         self._key = key
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> Response[T]:
+    async def write(
+        self, work: Callable[[AsyncConnection], Awaitable[T]], seconds: float = REPORT_SECONDS
+    ) -> Response[T]:
         """The answer of `work`, done in one transaction; of its first time, when the request is sent again.
 
         What `work` refuses (ValueError, ApiError) is not remembered and changes nothing.
         """
-        async with reachable(), self._engine.begin() as conn:
+        async with reachable(seconds), self._engine.begin() as conn:
             await act_as(conn, self.caller.actor)
             if self._key is None:
                 return self._response(msgspec.json.encode(await work(conn)))

@@ -1,0 +1,77 @@
+"""`/exports`: usage and costs as files, streamed."""
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from datetime import datetime
+
+from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
+from litestar.response import Stream
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.exports.focus import View, export_focus
+from billing.exports.sheets import Format
+from billing.exports.usage import export_usage
+from billing.filters import Filters
+from gateway.admin.access import needs
+from gateway.admin.moments import period
+from gateway.admin.writing import Admin
+
+MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
+
+
+@get("/exports/usage", opt=needs("read"), media_type="text/csv")
+async def usage_file(
+    admin: NamedDependency[Admin],
+    filters: NamedDependency[Filters],
+    start: FromQuery[datetime],
+    end: FromQuery[datetime],
+    format: FromQuery[Format] = "csv",
+) -> Stream:
+    """Every operation that began in [start, end), one row an attempt, as CSV or Parquet."""
+    first, last = period(start, end)
+    return await _file(admin, lambda conn: export_usage(conn, first, last, filters, format), "usage", format)
+
+
+@get("/exports/focus", opt=needs("read"), media_type="text/csv")
+async def focus_file(
+    admin: NamedDependency[Admin],
+    filters: NamedDependency[Filters],
+    start: FromQuery[datetime],
+    end: FromQuery[datetime],
+    view: FromQuery[View] = "billed",
+    format: FromQuery[Format] = "csv",
+) -> Stream:
+    """Costs in the FOCUS format: what users were billed, or what the operator paid."""
+    first, last = period(start, end)
+    return await _file(
+        admin, lambda conn: export_focus(conn, view, first, last, filters, format), f"focus-{view}", format
+    )
+
+
+ROUTES = [usage_file, focus_file]
+
+
+async def _file(
+    admin: Admin, export: Callable[[AsyncConnection], AsyncIterator[bytes]], name: str, format: Format
+) -> Stream:
+    pieces = _pieces(admin, export)
+    first = await anext(pieces, b"")  # what is refused is refused before the answer has begun
+
+    async def whole() -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(pieces):
+            yield first
+            async for piece in pieces:
+                yield piece
+
+    disposition = f'attachment; filename="{name}.{format}"'
+    return Stream(whole(), media_type=MEDIA_TYPES[format], headers={"content-disposition": disposition})
+
+
+async def _pieces(
+    admin: Admin, export: Callable[[AsyncConnection], AsyncIterator[bytes]]
+) -> AsyncGenerator[bytes, None]:
+    async with admin.snapshot() as conn:
+        async for piece in export(conn):
+            yield piece

@@ -1,0 +1,154 @@
+"""Money through the admin API: prices, budgets, wallets, usage, exports and invoices, each seen by whom it may be."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from billing.copying import copy
+from billing.ids import smallest_id
+from billing.records import OperationRecord
+from tests.billing.samples import an_attempt, an_operation
+from tests.gateway.administering import House, a_house
+
+
+@pytest.fixture
+async def house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    engine = create_async_engine(database_url)
+    yield await a_house(engine, database_url, tmp_path)
+    await engine.dispose()
+
+
+PRICE = {"book": "sale", "model": "tiny", "currency": "USD", "input_fresh": "3", "output_text": "15"}
+
+
+async def test_prices_are_shown_before_they_are_entered(house: House) -> None:
+    async with house.client("admin") as client:
+        for path, kinds in (("/prices/preview", ["new"]), ("/prices", ["new"]), ("/prices", ["same"])):
+            answer = await client.post(path, json={"prices": [PRICE]})
+            assert answer.status_code == 200, answer.text
+            assert [change["kind"] for change in answer.json()["changes"]] == kinds
+        [listed] = (await client.get("/prices")).json()["data"]
+        assert listed["input_fresh"] == "3" and listed["source"] == "operator"
+        wrong = await client.post("/prices", json={"prices": [PRICE | {"currency": "EUR"}]})
+        assert wrong.status_code == 400 and "this book is in USD" in wrong.json()["error"]["message"]
+        start = datetime.now(UTC) - timedelta(days=1)
+        body = {"start": start.isoformat(), "end": datetime.now(UTC).isoformat(), "reason": "typo", "dry_run": True}
+        assert (await client.post("/prices/rerate", json=body)).json()["adjusted"] == 0
+        [entry] = (await client.get("/audit?noun=price")).json()["data"]
+        assert entry["actor"].startswith("administrator:") and entry["after"]["model"] == "tiny"
+
+
+async def test_a_wallet_is_filled_and_corrected(house: House) -> None:
+    async with house.client("org admin") as client:
+        terms = {"scope_kind": "team", "scope_id": str(house.team), "currency": "USD"}
+        wallet = (await client.post("/wallets", json=terms)).json()
+        place = f"/wallets/{wallet['id']}"
+        assert (await client.post(f"{place}/top-up", json={"amount": "10.50", "note": "paid"})).status_code == 200
+        assert (await client.post(f"{place}/adjust", json={"amount": "-0.25", "note": "fee"})).status_code == 200
+        too_much = await client.post(f"{place}/adjust", json={"amount": "-100", "note": "fee"})
+        assert too_much.status_code == 400 and "cannot be taken" in too_much.json()["error"]["message"]
+        found = (await client.post(f"{place}/refund", json={"amount": "1"})).json()
+        assert Decimal(found["balance"]) == Decimal("11.25")
+        first = (await client.get(f"{place}/entries?limit=2")).json()
+        rest = (await client.get(f"{place}/entries", params={"cursor": first["next_cursor"]})).json()
+        assert [each["kind"] for each in first["data"] + rest["data"]] == ["refund", "adjustment", "top_up"]
+        assert all("token fat-" in each["actor"] for each in first["data"])
+        assert (await client.get("/wallets")).json()["data"][0]["id"] == wallet["id"]
+    async with house.client("admin") as client:
+        other = {"scope_kind": "org", "scope_id": str(house.other_org), "currency": "USD"}
+        foreign = (await client.post("/wallets", json=other)).json()
+    async with house.client("org admin") as client:
+        assert (await client.get(f"/wallets/{foreign['id']}")).status_code == 404
+        assert (await client.post(f"/wallets/{foreign['id']}/top-up", json={"amount": "1"})).status_code == 404
+        both = terms | {"also": {"org": str(house.other_org)}}
+        assert (await client.post("/wallets", json=both)).status_code == 404
+
+
+def call(house: House, at: datetime, *, mine: bool, billed: str) -> OperationRecord:
+    """In the house's organisation by its user, or in the other one."""
+    amounts = {"billed": Decimal(billed), "cost": Decimal("0.5")}
+    whose = {"org_id": house.org, "team_id": house.team, "user_id": house.user, "key_id": house.key}
+    others = {"org_id": house.other_org, "key_id": house.other_key}
+    return an_operation(
+        **(whose if mine else others),
+        **amounts,
+        id=smallest_id(at),
+        started_at=at,
+        model="tiny",
+        attempts=[an_attempt(model="tiny", started_at=at, price_version_id=None, **amounts)],
+    )
+
+
+async def spent(house: House) -> dict[str, str]:
+    """A call of each organisation; the period that has both."""
+    now = datetime.now(UTC)
+    async with house.engine.begin() as conn:
+        earlier = now - timedelta(seconds=1)
+        await copy(conn, [call(house, now, mine=True, billed="2"), call(house, earlier, mine=False, billed="7")])
+    return {"start": (now - timedelta(hours=2)).isoformat(), "end": (now + timedelta(hours=1)).isoformat()}
+
+
+@pytest.mark.parametrize(
+    ("who", "billed", "cost"),
+    [("reader", "9", "1.0"), ("org reader", "2", "0.5"), ("org admin", "2", "0.5"), ("member", "2", None)],
+)
+async def test_each_sees_the_usage_that_is_theirs(house: House, who: str, billed: str, cost: str | None) -> None:
+    period = await spent(house)
+    async with house.client(who) as client:
+        answer = await client.get("/usage", params=period | {"by": "model"})
+        assert answer.status_code == 200, answer.text
+        [row] = answer.json()["rows"]
+        assert Decimal(row["billed"]) == Decimal(billed)
+        assert (row["cost"] is None) if cost is None else (Decimal(row["cost"]) == Decimal(cost))
+        elsewhere = await client.get("/usage", params=period | {"by": "model", "org_id": str(house.other_org)})
+        assert elsewhere.status_code == (200 if who == "reader" else 404)
+        if who == "member":
+            assert (await client.get("/exports/usage", params=period)).status_code == 403
+            return
+        lines = (await client.get("/exports/usage", params=period)).text.splitlines()
+        assert len(lines) == (3 if who == "reader" else 2)
+        assert (await client.get("/forecast")).json()["months"][0]["currency"] == "USD"
+        focus = await client.get("/exports/focus", params=period | {"format": "csv"})
+        assert focus.headers["content-disposition"] == 'attachment; filename="focus-billed.csv"'
+        assert len(focus.text.splitlines()) > 1
+
+
+async def test_a_report_that_makes_no_sense_is_refused_before_it_begins(house: House) -> None:
+    period = await spent(house)
+    async with house.client("reader") as client:
+        for path, params in (
+            ("/usage", period | {"by": "colour"}),
+            ("/usage", {"start": period["end"], "end": period["start"], "by": "model"}),
+            ("/usage", period | {"by": "model", "tag": "x"}),
+            ("/usage", {"start": "2026-11-01T00:00:00", "end": "2026-12-01T00:00:00", "by": "model"}),
+            ("/usage", period | {"by": "model", "time_zone": "Mars"}),
+            ("/exports/usage", period | {"format": "xls"}),
+            ("/margins", period | {"by": "colour"}),
+        ):
+            answer = await client.get(path, params=params)
+            assert answer.status_code == 400 and answer.json()["error"]["message"], (path, answer.text)
+
+
+async def test_an_invoice_of_last_month(house: House) -> None:
+    this_month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    at = this_month - timedelta(days=2)
+    async with house.engine.begin() as conn:
+        await copy(conn, [call(house, at, mine=True, billed="2.005")])
+    body = {"org_id": str(house.org), "month": f"{at:%Y-%m}", "issuer": "Farthing Ltd"}
+    async with house.client("org admin", **{"idempotency-key": "invoice"}) as client:
+        made = await client.post("/invoices", json=body)
+        assert made.status_code == 201, made.text
+        again = await client.post("/invoices", json=body)
+        assert again.content == made.content and again.headers["idempotency-replayed"] == "true"
+        place = f"/invoices/{made.json()['id']}"
+        assert (await client.get(f"{place}/pdf")).content.startswith(b"%PDF")
+        assert made.json()["label"] in (await client.get(f"{place}/csv")).text
+    async with house.client("org admin") as client:
+        assert (await client.post("/invoices", json=body)).status_code == 400
+        assert (await client.post(f"{place}/void", json={"reason": "wrong address"})).json()["voided_at"]
+        assert (await client.post("/invoices", json=body | {"org_id": str(house.other_org)})).status_code == 404
+        assert [each["void_reason"] for each in (await client.get("/invoices")).json()["data"]] == ["wrong address"]
