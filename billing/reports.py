@@ -14,9 +14,9 @@ import msgspec
 from sqlalchemy import ColumnElement, FromClause, Row, Select, case, func, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.prices import Price
+from billing.prices import Price, find_versions
 from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
-from billing.tables import api_key, app_user, attempt, operation, org, price_version, team
+from billing.tables import api_key, app_user, attempt, operation, org, team
 from billing.usage_rows import Step, usage_rows
 
 
@@ -311,9 +311,9 @@ async def find_operation(
 
 
 async def _prices(connection: AsyncConnection, attempts: list[AttemptRecord]) -> dict[UUID, Price]:
-    wanted = {each for one in attempts for each in (one.price_version_id, one.cost_version_id) if each is not None}
-    rows = await connection.execute(select(price_version).where(price_version.c.id.in_(wanted)))
-    return {row.id: Price(**row._mapping) for row in rows}
+    named = ("price_version_id", "price_override_id", "cost_version_id")
+    wanted = {version for one in attempts for name in named if (version := getattr(one, name)) is not None}
+    return await find_versions(connection, wanted)
 
 
 def _truncated(column: ColumnElement[datetime], step: Step) -> ColumnElement[datetime]:

@@ -4,8 +4,8 @@ from decimal import Decimal
 
 import msgspec
 
-from billing.charge import charge, device_cost, total
-from billing.prices import Price
+from billing.charge import EXACT, charge, device_cost, total
+from billing.prices import RATES, Price
 from billing.records import TOKEN_CLASSES, AttemptRecord, TokenClasses
 
 CLASS_NAMES = {
@@ -28,11 +28,13 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Computation(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, one price. The amounts of `tokens` and `device` add up to `sum`."""
+    """One attempt, one price. The amounts of `tokens`, `flat` and `device` add up to `sum`."""
 
     price: Price
     tokens: list[Part]
     """One for each class that has tokens; empty for a price by device time alone."""
+    flat: list[Part]
+    """For the request, and for its images, where the price has such parts."""
     device: Part | None
     sum: Decimal | None
     recorded: Decimal | None
@@ -53,17 +55,32 @@ def explain(attempt: AttemptRecord, price: Price | None, recorded: Decimal | Non
         for name in TOKEN_CLASSES:
             number = getattr(attempt.tokens, name)
             if number:
-                amount = charge(price, TokenClasses(**{name: number}))
-                tokens.append(Part(CLASS_NAMES[name], number, getattr(price, name), amount))
+                rate = getattr(price, name)
+                amount = None if rate is None else charge(_only(price, name), TokenClasses(**{name: number}))
+                tokens.append(Part(CLASS_NAMES[name], number, rate, amount))
+    flat = _flat(attempt, price) if tokens else []
     device = None
     if price.device_hour is not None:
         seconds = _device_seconds(attempt)
         amount = None if seconds is None else device_cost(price, seconds)
         device = Part("Device time", seconds, price.device_hour, amount)
-    parts = [*tokens, *([device] if device else [])]
-    return Computation(
-        price=price, tokens=tokens, device=device, sum=total(part.amount for part in parts), recorded=recorded
-    )
+    parts = [*tokens, *flat, *([device] if device else [])]
+    amount = total(part.amount for part in parts)
+    return Computation(price=price, tokens=tokens, flat=flat, device=device, sum=amount, recorded=recorded)
+
+
+def _only(price: Price, name: str) -> Price:
+    """The price of one token class, without the parts that do not depend on tokens."""
+    rates = {other: None for other in RATES if other != name}
+    return msgspec.structs.replace(price, **rates)
+
+
+def _flat(attempt: AttemptRecord, price: Price) -> list[Part]:
+    parts = []
+    for name, quantity, rate in (("Request", 1, price.per_request), ("Images", attempt.images, price.per_image)):
+        if rate is not None and quantity:
+            parts.append(Part(name, quantity, rate, EXACT.multiply(rate, Decimal(quantity))))
+    return parts
 
 
 def why_unknown(recorded: Decimal | None, computed: Computation | None) -> str | None:

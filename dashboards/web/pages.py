@@ -9,7 +9,7 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery
 
 from billing import reports
-from billing.prices import Price
+from billing.prices import Price, effective
 from billing.roles import Caller
 from dashboards.web.explain import CLASS_NAMES, explain, why_unknown
 from dashboards.web.overview import PERIODS, gather
@@ -58,7 +58,8 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         )
     computed = []
     for attempt in found.record.attempts:
-        billed = explain(attempt, _price(found, attempt.price_version_id), attempt.billed)
+        price = effective(_price(found, attempt.price_version_id), _price(found, attempt.price_override_id))
+        billed = explain(attempt, price, attempt.billed)
         cost = explain(attempt, _price(found, attempt.cost_version_id), attempt.cost)
         computed.append(
             {

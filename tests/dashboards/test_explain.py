@@ -45,6 +45,19 @@ def test_each_class_times_its_price_adds_up_to_what_was_recorded() -> None:
     assert not found.differs and found.device is None
 
 
+def test_parts_that_do_not_depend_on_tokens_stand_on_lines_of_their_own() -> None:
+    price = msgspec.structs.replace(SALE, per_request=Decimal("0.01"), per_image=Decimal("0.002"))
+    found = explain(msgspec.structs.replace(ATTEMPT, images=3), price, Decimal("0.01606266"))
+    assert found is not None
+    assert [(part.name, part.quantity, part.amount) for part in found.flat] == [
+        ("Request", 1, Decimal("0.01")),
+        ("Images", 3, Decimal("0.006")),
+    ]
+    assert found.tokens[0].amount == Decimal("0.0000113") and not found.differs
+    nothing = explain(msgspec.structs.replace(ATTEMPT, tokens=TokenClasses()), price, Decimal(0))
+    assert nothing is not None and nothing.flat == [] and not nothing.differs
+
+
 def test_a_recorded_amount_that_differs_is_pointed_out() -> None:
     found = explain(ATTEMPT, SALE, Decimal("0.00006267"))
     assert found is not None and found.differs
