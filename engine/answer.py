@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Sequence, Set
 from http import HTTPStatus
 
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -50,9 +51,10 @@ async def abort_when_gone(front: Front, running: Running, receive: Receive) -> N
 
 
 async def _send_whole(running: Running, writer: ReplyWriter, send: Send) -> None:
-    answers = await last_events(running)
-    if len(answers) > writer.options.choices:
-        answers = sorted(answers, key=_likelihood, reverse=True)[: writer.options.choices]
+    answers, size = await last_events(running), running.per_prompt
+    if size > writer.options.choices:
+        drafts = (answers[at : at + size] for at in range(0, len(answers), size))
+        answers = [best for some in drafts for best in _likeliest(some, writer.options.choices)]
     await send_json(writer.whole(answers, running.account), send)
 
 
@@ -72,6 +74,10 @@ async def send_json(body: bytes, send: Send) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+def _likeliest(drafts: Sequence[Event], count: int) -> list[Event]:
+    return sorted(drafts, key=_likelihood, reverse=True)[:count]
+
+
 def _likelihood(answer: Event) -> float:
     """Mean log-probability of an answer's tokens; one without any comes last."""
     scores = [score.logprob for score in answer.scores]
@@ -82,14 +88,18 @@ async def _send_stream(running: Running, writer: ReplyWriter, options: StreamOpt
     opened: set[int] = set()
     delivered: Counter[int] = Counter()
     early: list[Event] = []
+    scored: set[int] = set()
     async for batch in running.batches():
         frames = []
-        if writer.options.echo is not None and not opened:
+        if writer.options.echo is not None:
             # The first choice's news means that the prompt's scores are there, which every choice begins with.
             early += batch
-            if not any(news.generation.index == 0 or news.finish == "error" for news in early):
+            firsts = (news.generation.index for news in early if news.generation.index % running.per_prompt == 0)
+            scored.update(writer.prompt_of(index) for index in firsts)
+            batch = [news for news in early if _is_ready(news, writer, scored)]
+            early = [news for news in early if not _is_ready(news, writer, scored)]
+            if not batch:
                 continue
-            batch = early
         if not opened:
             for news in batch:
                 _raise_if_failed(news)
@@ -110,6 +120,10 @@ async def _send_stream(running: Running, writer: ReplyWriter, options: StreamOpt
     await send({"type": "http.response.body", "body": b"".join([*last, DONE]), "more_body": False})
 
 
+def _is_ready(news: Event, writer: ReplyWriter, scored: Set[int]) -> bool:
+    return news.finish == "error" or writer.prompt_of(news.generation.index) in scored
+
+
 def _frames(news: Event, writer: ReplyWriter, usage: Usage | UnsetType | None) -> list[bytes]:
     index = news.generation.index
     frames = writer.text(index, news, usage)
@@ -121,8 +135,7 @@ def _frames(news: Event, writer: ReplyWriter, usage: Usage | UnsetType | None) -
 def _usage(running: Running, options: StreamOptions, delivered: int) -> Usage | UnsetType | None:
     """What a chunk says in `usage`: the count so far, null where only the last chunk will say it, or nothing."""
     if options.continuous_usage_stats:
-        sequence = running.generations[0].sequence
-        return usage_so_far(sequence.prompt_len, sequence.cached_tokens or 0, delivered)
+        return usage_so_far(running.prompt_tokens, running.cached_tokens, delivered)
     return None if options.include_usage else UNSET
 
 

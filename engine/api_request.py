@@ -22,7 +22,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "prediction": (None,),
     "service_tier": (None, "auto", "default"),
-    "suffix": (None, ""),
 }
 
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]..")
@@ -93,7 +92,10 @@ class ChatRequest(_Generate, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class CompletionRequest(_Generate, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    prompt: str | list[TokenId]
+    prompt: str | list[str | TokenId | list[TokenId]]
+    """One or several, each a text or its token ids."""
+    suffix: str | None = None
+    """What stands behind the gap that the answer fills."""
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -103,6 +105,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     model: str
     messages: list[dict[str, Any]] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
+    suffix: str | None = None
+    """Goes with `prompt`, as in CompletionRequest."""
     # Of a conversation, as in ChatRequest.
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -36,13 +36,13 @@ class Order:
 
     id: str
     tenant: str
-    prompt: list[int]
+    prompts: list[list[int]]
     params: SamplingParams
     streaming: bool = False
     choices: int = 1
-    """Answers to give; all of them share the prompt."""
+    """Answers to give to each prompt."""
     drafts: int = 1
-    """Answers to write, of which the `choices` most likely ones are given."""
+    """Answers to write to it, of which the `choices` most likely ones are given."""
     priority: int = 0
     form: AnswerForm = field(default_factory=AnswerForm)
 
@@ -54,6 +54,8 @@ class Running:
     id: str
     model: HostedModel
     generations: list[Generation]
+    """All of the first prompt, then all of the next."""
+    per_prompt: int = 1
     news: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     accounts: dict[Generation, Account] = field(default_factory=dict)
     """Of the generations that have ended."""
@@ -62,15 +64,27 @@ class Running:
     def account(self) -> Account:
         """The whole request's, once all its generations have ended."""
         accounts = [self.accounts[generation] for generation in self.generations]
-        return combine(accounts, one_prompt=self.generations[0].pooling is None)
+        size = self.per_prompt
+        groups = [accounts[at : at + size] for at in range(0, len(accounts), size)]
+        return combine([combine(group, one_prompt=True) for group in groups], one_prompt=False)
 
     @property
-    def prompt_scores(self) -> list[TokenScore]:
-        return self.generations[0].prompt_scores
+    def firsts(self) -> list[Generation]:
+        """The first generation of each prompt, which has the prompt's scores."""
+        return self.generations[:: self.per_prompt]
+
+    @property
+    def prompt_scores(self) -> list[list[TokenScore]]:
+        """Of each prompt."""
+        return [generation.prompt_scores for generation in self.firsts]
 
     @property
     def prompt_tokens(self) -> int:
-        return self.generations[0].sequence.prompt_len
+        return sum(generation.sequence.prompt_len for generation in self.firsts)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(generation.sequence.cached_tokens or 0 for generation in self.firsts)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """All events that have come, each time there are any, until every generation has had its last one."""
@@ -145,25 +159,17 @@ class Front:
 
         Raises ApiError when the prompt itself is too long, or the id is in use.
         """
-        check_prompt(model, order.prompt)
-        check_answer(model, len(order.prompt), order.params.max_tokens)
-        limit, params = model.max_model_len, order.params
-        length = limit if params.max_tokens is None else min(limit, len(order.prompt) + params.max_tokens)
-        seed = random.getrandbits(63) if params.seed is None else params.seed
-        generations = []
-        for index in range(max(order.drafts, order.choices)):
-            own = params if index == 0 else replace(params, prompt_logprobs=None)
-            sequence = _sequence(order.id, order.tenant, order.prompt, length, order.priority)
-            sequence.reserves_all = params.max_tokens is not None
-            sequence.reuse = own.prompt_logprobs is None
-            form = order.form
-            detokenizer = Detokenizer(model.tokenizer, params.stop, include_stop=params.include_stop, shown=form.shown)
-            grammar = form.constraint() if form.constraint is not None else None
-            meter = form.meter() if form.meter is not None else None
-            generations.append(
-                Generation(sequence, own, detokenizer, order.streaming, choice_seed(seed, index), index, grammar, meter)
-            )
-        return self._start(order.id, model, generations)
+        for prompt in order.prompts:
+            check_prompt(model, prompt)
+            check_answer(model, len(prompt), order.params.max_tokens)
+        seed = random.getrandbits(63) if order.params.seed is None else order.params.seed
+        per_prompt = max(order.drafts, order.choices)
+        generations = [
+            _generation(model, order, prompt, choice, choice_seed(seed, choice), at * per_prompt + choice)
+            for at, prompt in enumerate(order.prompts)
+            for choice in range(per_prompt)
+        ]
+        return self._start(order.id, model, generations, per_prompt)
 
     def submit_texts(
         self, model: HostedModel, id: str, tenant: str, texts: list[list[int]], kind: PoolingKind, priority: int
@@ -180,10 +186,10 @@ class Front:
             )
         return self._start(id, model, generations)
 
-    def _start(self, id: str, model: HostedModel, generations: list[Generation]) -> Running:
+    def _start(self, id: str, model: HostedModel, generations: list[Generation], per_prompt: int = 1) -> Running:
         if id in self._running:
             raise ApiError(409, f"A request with the id {id!r} is already running.", code="duplicate_request_id")
-        running = Running(id, model, generations)
+        running = Running(id, model, generations, per_prompt)
         assert self.core is not None
         for generation in generations:
             self.core.submit(model, generation)
@@ -222,6 +228,20 @@ class Front:
                     del self._running[running.id]
                     self.latencies.observe(running.model.name, running.account)
             running.news.put_nowait(event)
+
+
+def _generation(model: HostedModel, order: Order, prompt: list[int], choice: int, seed: int, index: int) -> Generation:
+    """Of one choice; the prompt's first one scores the prompt, where that is wanted."""
+    limit, params, form = model.max_model_len, order.params, order.form
+    own = params if choice == 0 else replace(params, prompt_logprobs=None)
+    length = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
+    sequence = _sequence(order.id, order.tenant, prompt, length, order.priority)
+    sequence.reserves_all = params.max_tokens is not None
+    sequence.reuse = own.prompt_logprobs is None
+    detokenizer = Detokenizer(model.tokenizer, params.stop, include_stop=params.include_stop, shown=form.shown)
+    grammar = form.constraint() if form.constraint is not None else None
+    meter = form.meter() if form.meter is not None else None
+    return Generation(sequence, own, detokenizer, order.streaming, seed, index, grammar, meter, is_first=choice == 0)
 
 
 def _sequence(id: str, tenant: str, prompt: list[int], max_len: int, priority: int) -> Sequence:

@@ -43,12 +43,14 @@ class Generation:
     """Whether text is reported as it comes, or only with the last event."""
     seed: int
     index: int = 0
-    """Its place among the choices of its request."""
+    """Its place among the choices of its request, over all prompts."""
     grammar: Grammar | None = None
     meter: ThinkingMeter | None = None
     """Counts what the model thinks before it answers."""
     pooling: Pooling | None = None
     """Set where the request wants a vector and not an answer."""
+    is_first: bool = True
+    """Of those that share its prompt: it counts the prompt, and scores it where that is wanted."""
     rules: TokenRules | None = None
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the prompt's tokens from the second on. Complete before the first event."""

@@ -193,10 +193,9 @@ class HostedModel:
         del self.generations[sequence]
         account = sequence.account(now)
         self.finished[finish] += 1
-        # A request's choices share one prompt: it is counted with the first of them.
+        # Choices share their prompt: it is counted with the first of them.
         names = ("output_text", "output_reasoning", "generated_tokens", "recomputed_tokens")
-        counted = generation.index == 0 or generation.pooling is not None
-        for name in ("input_fresh", "input_cached", *names) if counted else names:
+        for name in ("input_fresh", "input_cached", *names) if generation.is_first else names:
             self.tokens[name] += getattr(account, name)
         return generation.event("".join(generation.held_text) + text, finish, account, error)
 

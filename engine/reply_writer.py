@@ -43,15 +43,17 @@ class ReplyOptions:
     logprobs: int | None = None
     """Alternatives beside each token's own log-probability; None shows none of it."""
     prompt_logprobs: int | None = None
-    echo: str | None = None
-    """The prompt's text, where it is to stand before the answer."""
+    echo: Sequence[str] | None = None
+    """Each prompt's text, where it is to stand before its answers."""
     choices: int = 1
+    """Of each prompt."""
     splitter: Callable[[], Splitter] = PlainText
     """Takes one choice of a chat apart."""
 
 
 class ReplyWriter:
-    """As chat or as text completion. `prompt` and `prompt_scores` belong to the running request."""
+    """As chat or as text completion. `prompts` and `prompt_scores`, one for each, belong to the running request. A
+    choice's index counts over all prompts."""
 
     def __init__(
         self,
@@ -60,8 +62,8 @@ class ReplyWriter:
         model: str,
         created: int,
         tokenizer: Tokenizer,
-        prompt: Sequence[int],
-        prompt_scores: Sequence[TokenScore],
+        prompts: Sequence[Sequence[int]],
+        prompt_scores: Sequence[Sequence[TokenScore]],
         options: ReplyOptions,
     ) -> None:
         self.chat = kind == "chat"
@@ -69,9 +71,10 @@ class ReplyWriter:
         self.model, self.created = model, created
         self.options = options
         self._tokenizer = tokenizer
-        self._prompt, self._prompt_scores = prompt, prompt_scores
-        self._splitters = [options.splitter() for _ in range(options.choices)]
-        self._offsets = [TextOffsets(tokenizer) for _ in range(options.choices)]
+        self._prompts, self._prompt_scores = prompts, prompt_scores
+        count = options.choices * len(prompts)
+        self._splitters = [options.splitter() for _ in range(count)]
+        self._offsets = [TextOffsets(tokenizer) for _ in range(count)]
         self._last_call: dict[int, list[str]] = {}
         """The parts of the arguments of each choice's last call."""
 
@@ -81,7 +84,7 @@ class ReplyWriter:
         choices = [write(index, answer) for index, answer in enumerate(answers)]
         reply = self._reply("chat.completion" if self.chat else "text_completion", choices, Usage.of(account), account)
         if self.chat and self.options.prompt_logprobs is not None:
-            reply = msgspec.structs.replace(reply, prompt_logprobs=self._prompt_logprobs())
+            reply = msgspec.structs.replace(reply, prompt_logprobs=self._prompt_logprobs(0))
         return msgspec.json.encode(reply)
 
     def opening(self, index: int, usage: ShownUsage) -> bytes:
@@ -90,7 +93,7 @@ class ReplyWriter:
             return self._chunk(ChunkChoice(index, Delta(role="assistant", content="")), usage)
         if self.options.echo is None:
             return b""
-        return self._chunk(TextChoice(index, self.options.echo, None, self._echo_logprobs(index)), usage)
+        return self._chunk(TextChoice(index, self._echo(index), None, self._echo_logprobs(index)), usage)
 
     def text(self, index: int, news: Event, usage: ShownUsage) -> list[bytes]:
         """The chunks of a piece of news that has text or ends a choice, without that end."""
@@ -137,8 +140,15 @@ class ReplyWriter:
             echoed = self._echo_logprobs(index)
             logprobs = self._text_logprobs(index, answer.scores)
             logprobs = logprobs if echoed is None else _joined(echoed, logprobs)
-        prompt = UNSET if self.options.prompt_logprobs is None else self._prompt_logprobs()
-        return TextChoice(index, (self.options.echo or "") + answer.text, answer.finish, logprobs, prompt)
+        prompt = UNSET if self.options.prompt_logprobs is None else self._prompt_logprobs(index)
+        return TextChoice(index, self._echo(index) + answer.text, answer.finish, logprobs, prompt)
+
+    def prompt_of(self, index: int) -> int:
+        """Which prompt a choice answers."""
+        return index // self.options.choices
+
+    def _echo(self, index: int) -> str:
+        return "" if self.options.echo is None else self.options.echo[self.prompt_of(index)]
 
     def _split(self, index: int, text: str, *, last: bool) -> list[Piece]:
         splitter = self._splitters[index]
@@ -166,18 +176,20 @@ class ReplyWriter:
     def _echo_logprobs(self, index: int) -> TextLogprobs | None:
         if self.options.logprobs is None or self.options.echo is None:
             return None
-        scores = [score._replace(top=score.top[: self.options.logprobs]) for score in self._prompt_scores]
+        at = self.prompt_of(index)
+        scores = [score._replace(top=score.top[: self.options.logprobs]) for score in self._prompt_scores[at]]
         return text_logprobs(
             self._tokenizer,
             self._offsets[index],
             scores,
             self.options.logprobs,
-            first=self._prompt[0],
-            echo=self.options.echo,
+            first=self._prompts[at][0],
+            echo=self.options.echo[at],
         )
 
-    def _prompt_logprobs(self) -> PromptLogprobs:
-        return prompt_logprobs(self._tokenizer, self._prompt_scores, self.options.prompt_logprobs or 0)
+    def _prompt_logprobs(self, index: int) -> PromptLogprobs:
+        scores = self._prompt_scores[self.prompt_of(index)]
+        return prompt_logprobs(self._tokenizer, scores, self.options.prompt_logprobs or 0)
 
     @property
     def _chunk_name(self) -> str:

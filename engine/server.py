@@ -37,8 +37,9 @@ from engine.chat import ChatError, render
 from engine.errors import ApiError, bad_request
 from engine.front import Front, Order
 from engine.hosted import HostedModel
-from engine.limits import check_prompt, check_text
+from engine.limits import check_text
 from engine.metrics import CoreCollector
+from engine.prompts import echoes, gap_ends, read_prompt, read_prompts
 from engine.protocol import REQUEST_ID_HEADER, TENANT_HEADER, TokenizeReply
 from engine.reply_writer import ReplyOptions, ReplyWriter
 from engine.tools.declared import Tools
@@ -84,19 +85,15 @@ async def chat_completions(request: HttpRequest, front: NamedDependency[Front]) 
     model = front.model(body.model)
     tools = await asyncio.to_thread(tools_of, body)
     prompt = await _render(model, body, body.messages, tools)
-    return await _generate(request, front, model, body, prompt, "chat", tools)
+    return await _generate(request, front, model, body, [prompt], "chat", tools)
 
 
 @post("/v1/completions")
 async def completions(request: HttpRequest, front: NamedDependency[Front]) -> ASGIApp:
     body = decode(await _read_body(request), CompletionRequest)
     model = front.model(body.model)
-    if isinstance(body.prompt, str):
-        prompt = await _encode(model, body.prompt)
-    else:
-        prompt = body.prompt
-        check_prompt(model, prompt)  # before its tokens are spelled out
-    return await _generate(request, front, model, body, prompt, "text", None)
+    _, drafts = choices(body)
+    return await _generate(request, front, model, body, await read_prompts(model, body, drafts), "text", None)
 
 
 @post("/tokenize")
@@ -110,13 +107,15 @@ async def tokenize(request: HttpRequest, front: NamedDependency[Front]) -> Respo
     if isinstance(body.messages, list) == isinstance(body.prompt, str):
         raise bad_request("Give either messages or prompt.", "prompt")
     if isinstance(body.messages, list):
+        if body.suffix:
+            raise bad_request("suffix is only allowed together with prompt.", "suffix")
         tokens = await _render(model, body, body.messages, await asyncio.to_thread(tools_of, body))
     else:
         assert isinstance(body.prompt, str)
         for name in ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"):
             if getattr(body, name) is not None:
                 raise bad_request(f"{name} is only allowed together with messages.", name)
-        tokens = await _encode(model, body.prompt)
+        tokens = await read_prompt(model, body.prompt, body.suffix)
     tenant = request.headers.get(TENANT_HEADER, "")
     hashes = await asyncio.to_thread(block_names, model, tenant, tokens) if body.block_hashes else None
     return _json(TokenizeReply(len(tokens), model.max_model_len, tokens, hashes))
@@ -194,18 +193,20 @@ async def _generate(
     front: Front,
     model: HostedModel,
     body: ChatRequest | CompletionRequest,
-    prompt: list[int],
+    prompts: list[list[int]],
     kind: ReplyKind,
     tools: Tools | None,
 ) -> ASGIApp:
     id, tenant = _names(request)
     params = sampling_params(body, model)
     count, drafts = choices(body)
-    form = await answer_form(body, tools, model.tokenizer, prompt)
+    form = await answer_form(body, tools, model.tokenizer, prompts[0])
+    if isinstance(body, CompletionRequest) and body.suffix:
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *gap_ends(model.tokenizer)))
     options = ReplyOptions(
         logprobs=params.logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        echo=_echo(model, body),
+        echo=echoes(model, body) if isinstance(body, CompletionRequest) else None,
         choices=count,
         splitter=form.splitter,
     )
@@ -214,7 +215,7 @@ async def _generate(
     order = Order(
         id=id,
         tenant=tenant,
-        prompt=prompt,
+        prompts=prompts,
         params=params,
         streaming=bool(body.stream),
         choices=count,
@@ -224,7 +225,7 @@ async def _generate(
     )
     running = front.submit(model, order)
     writer = ReplyWriter(
-        kind, id, model.name, int(time.time()), model.tokenizer, prompt, running.prompt_scores, options
+        kind, id, model.name, int(time.time()), model.tokenizer, prompts, running.prompt_scores, options
     )
     return answer(front, running, writer, (body.stream_options or StreamOptions()) if body.stream else None)
 
@@ -232,12 +233,6 @@ async def _generate(
 def _names(request: HttpRequest) -> tuple[str, str]:
     """The request's id and its tenant."""
     return request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex, request.headers.get(TENANT_HEADER, "")
-
-
-def _echo(model: HostedModel, body: ChatRequest | CompletionRequest) -> str | None:
-    if isinstance(body, ChatRequest) or not body.echo:
-        return None
-    return body.prompt if isinstance(body.prompt, str) else spell_out(model.tokenizer, body.prompt)
 
 
 async def _render(
@@ -254,11 +249,6 @@ async def _render(
         return await asyncio.to_thread(render, model.tokenizer, messages, check, tools=declared, options=options)
     except ChatError as error:
         raise bad_request(f"{str(error).rstrip('.')}.", error.param) from error
-
-
-async def _encode(model: HostedModel, text: str) -> list[int]:
-    await asyncio.to_thread(check_text, model, text)
-    return await asyncio.to_thread(model.tokenizer.encode, text, add_special=True)
 
 
 async def _read_body(request: HttpRequest) -> bytes:
