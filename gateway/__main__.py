@@ -2,20 +2,14 @@
 
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import uvicorn
-from pydantic import SecretStr
 
-from billing.spool import SpoolError
-from gateway.app import create_app
-from gateway.connect import DatabaseUnavailableError, asyncpg_url
-from gateway.server import allow_many_connections, collect_seldom
-from gateway.server import config as server_config
-from gateway.settings import Settings
-from gateway.settings_file import ConfigurationError, load
-from gateway.telemetry import configure_logs
+from gateway import hangups
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
 
 
 def serve(
@@ -24,6 +18,17 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8080,
 ) -> None:
     """Serve the gateway until SIGTERM or Ctrl-C."""
+    hangups.hold()  # before what takes its time to import
+    import uvicorn
+
+    from billing.spool import SpoolError
+    from gateway.app import create_app
+    from gateway.connect import DatabaseUnavailableError
+    from gateway.server import allow_many_connections, collect_seldom
+    from gateway.server import config as server_config
+    from gateway.settings_file import ConfigurationError, load
+    from gateway.telemetry import configure_logs
+
     configure_logs()
     allow_many_connections()
     try:
@@ -39,8 +44,12 @@ def serve(
     uvicorn.Server(server_config(app, settings)).run(sockets=[listener])
 
 
-def _for_asyncpg(settings: Settings) -> Settings:
+def _for_asyncpg(settings: "Settings") -> "Settings":
     """The same settings with the database's address as SQLAlchemy wants it, however it was written."""
+    from pydantic import SecretStr
+
+    from gateway.connect import asyncpg_url
+
     url = asyncpg_url(settings.database_url.get_secret_value())
     return settings.model_copy(update={"database_url": SecretStr(url.render_as_string(hide_password=False))})
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from billing.allowances import ScopeKind
 from billing.charge import affordable_output, worst_case
-from billing.lease_pool import NOTHING
 from billing.leases import BudgetError, Hold, Leases, Left, LimitExceeded, Need
+from billing.pots import NOTHING
 from billing.prices import Price, PriceBook
 from billing.records import TOKEN_CLASSES
 from gateway.call import Call
@@ -21,6 +21,9 @@ from gateway.upstreams.upstream import PromptSize
 TRIES = 3
 """A call without max_tokens is sized to what is left; when others took it meanwhile, it is sized again so often."""
 
+MOST_OUTPUT = 1_000_000
+"""No model writes so many tokens in one answer: reserved where all that is known is that they can be paid."""
+
 Scopes = Mapping[ScopeKind, Sequence[str]]
 
 
@@ -29,8 +32,10 @@ class Admitted:
     hold: Hold
     cap: int | None = None
     """Output tokens, for each choice, that the upstream is told; None where the caller's own limit holds, or none."""
+    prompt: int | None = None
+    """Tokens of the prompt that money is held for; None where no hard budget applies."""
     output: int | None = None
-    """Output tokens over all choices that money is held for; None where no hard budget applies."""
+    """The same of the output, over all choices."""
 
 
 class Admission:
@@ -75,7 +80,7 @@ class Admission:
                 if money is None and tokens is None:  # what refused it has gone meanwhile
                     return Admitted(await self._hold(operation.id, scopes, Need(NOTHING, 0)))
             else:
-                return Admitted(hold, cap, None if money is None else output * call.choices)
+                return Admitted(hold, cap) if money is None else Admitted(hold, cap, size.tokens, output * call.choices)
         raise AssertionError("the last try returns or raises")
 
     async def _left(self, scopes: Scopes) -> Left:
@@ -146,6 +151,10 @@ def _output(
     affordable = _affordable(call, size, price, money, tokens)
     if room is not None and affordable >= room:
         return room, None
+    if size.max_output is not None:  # told more than it can, an upstream would refuse
+        affordable = min(affordable, size.max_output)
+    elif room is None and affordable >= MOST_OUTPUT:
+        return MOST_OUTPUT, None
     return max(affordable, 1), max(affordable, 1)
 
 

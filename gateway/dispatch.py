@@ -4,9 +4,9 @@ Only what is safe is tried again, and only before a byte has gone to the caller:
 
 - A refused connection, and an engine's 503 while it loads, cost nothing: another upstream at once, else again with
   back-off for as long as the upstream's window. They are no attempts.
-- A 408, 500, 502, 503, 504 or 529, and a connection that broke without an answer, are attempts that failed: at most
-  `retries` more, on another upstream where there is one. A broken connection once more only: the request may be what
-  broke it.
+- A 408, 500, 502, 503, 504 or 529, a connection that broke without an answer, and a 200 without one (an empty object,
+  an error, a stream that ends or fails at once) are attempts that failed: at most `retries` more, on another upstream
+  where there is one. A broken connection once more only: the request may be what broke it.
 - A 429, and a key that is refused: another upstream, or a fallback.
 - Silence is not tried again, because the answer may still be computed there; a fallback may answer.
 
@@ -15,7 +15,7 @@ A Retry-After is waited for, within the window. When a model's upstreams cannot 
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gateway.api.count_tokens import uncountable
 from gateway.attempts import Asking, Opened
@@ -25,7 +25,8 @@ from gateway.failures import NoAnswerError, away, broken, of_reply
 from gateway.hedge import first_answer
 from gateway.live import Live
 from gateway.operation import Operation
-from gateway.upstreams.frames import Answer, MalformedError
+from gateway.upstreams.answer import Answer
+from gateway.upstreams.frames import MalformedError
 from gateway.upstreams.pool import Pool
 from gateway.upstreams.target import Target
 from gateway.upstreams.transport import BrokenError, UnreachableError
@@ -35,6 +36,8 @@ FIRST_DELAY = 0.1
 LONGEST_DELAY = 2.0
 MAX_BROKEN = 2
 BUSY_RETRY_SECONDS = 1
+BEGIN_SHARE = 1 / 3
+"""Of the longest silence that a caller should see: so long a stream's first frame is awaited."""
 
 
 class Patience:
@@ -72,9 +75,9 @@ class Dispatcher:
                 raise ApiError(400, "unbounded_prompt", text, param="messages", outcome="refused")
             contexts = [pool.settings.context for pool in pools if pool not in engines or len(pool.targets) > 1]
             sizes += [prompt_upper_bound(call, context) for context in contexts or [pools[0].settings.context]]
-        rooms = [size.room for size in sizes]
-        room = None if None in rooms else max(room or 0 for room in rooms)
-        return PromptSize(max(size.tokens for size in sizes), room)
+        room = _largest(size.room for size in sizes)
+        most = _largest(pool.settings.max_output for pool in pools)
+        return PromptSize(max(size.tokens for size in sizes), room, most)
 
     async def count_tokens(self, call: Call, model: str) -> int:
         """The exact length of a prompt. Raises ApiError, 501 where no upstream of the model can count."""
@@ -94,14 +97,15 @@ class Dispatcher:
     async def open(
         self, operation: Operation, call: Call, model: str, max_output: int | None, trace: Mapping[str, str]
     ) -> Answer:
-        """An answer whose headers are here; its attempt is `operation.attempts[-1]`. Raises ApiError.
+        """An answer that has begun, a whole one with all of it; its attempt is `operation.attempts[-1]`.
 
-        Whoever gets one gives it back with `close`.
+        Whoever gets one gives it back with `close`. Raises ApiError.
         """
         first: NoAnswerError | None = None
+        begin_seconds = self._live.settings.limits.keep_alive_seconds * BEGIN_SHARE
         for pool in self._chain(model):
             try:
-                opened = await _open(Asking(operation, call, pool, max_output, trace))
+                opened = await _open(Asking(operation, call, pool, max_output, trace, begin_seconds))
             except NoAnswerError as failure:
                 if not failure.falls_back:
                     raise failure.error from failure
@@ -128,6 +132,16 @@ class Dispatcher:
         if pool is None:
             raise ApiError(404, "model_not_found", f"The model {model!r} is no longer configured.", param="model")
         return [pool, *(pools[name] for name in pool.settings.fallbacks)]
+
+
+def _largest(counts: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    largest = 0
+    for count in counts:
+        if count is None:
+            return None
+        largest = max(largest, count)
+    return largest
 
 
 async def _open(asking: Asking) -> Opened:

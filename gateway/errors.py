@@ -7,7 +7,14 @@ vendors' SDKs obey both; without them they would send a refused request three ti
 
 import math
 
-from billing.leases import BudgetError, BudgetExhausted, LimitExceeded, OtherCurrencyError, UnpricedError
+from billing.leases import (
+    BudgetError,
+    BudgetExhausted,
+    LimitExceeded,
+    OtherCurrencyError,
+    UnpricedError,
+    WalletExhausted,
+)
 from billing.records import Status
 
 LONGEST_RETRY_SECONDS = 60
@@ -61,6 +68,8 @@ class ApiError(Exception):
         self.headers = headers or {}
         self.type = type or _openai_type(status)
         self.noted = message if noted is None else noted
+        self.request_id: str | None = None
+        """The operation's, once it is told to a caller."""
 
     @property
     def anthropic_type(self) -> str:
@@ -94,6 +103,7 @@ def unavailable(what: str, *, retry_after: int = 2) -> ApiError:
 
 _BUDGET_REFUSALS: dict[type[BudgetError], tuple[str, str]] = {
     BudgetExhausted: ("insufficient_quota", "Lower max_tokens, or ask your operator to raise the budget."),
+    WalletExhausted: ("insufficient_quota", "Lower max_tokens, or ask your operator to top it up."),
     UnpricedError: ("unpriced_model", "Choose another model, or ask your operator for a price."),
     OtherCurrencyError: ("budget_currency", "Ask your operator to remove it and to set one in that currency."),
 }
@@ -123,4 +133,6 @@ def limit_refusal(error: LimitExceeded) -> ApiError:
 
 def _whose(error: BudgetError | LimitExceeded) -> str:
     """Which tag or model; the ids of orgs, teams, users and keys say nothing to a caller."""
-    return f" ({error.scope_kind} {error.scope_id})" if error.scope_kind in ("tag", "model") else ""
+    scopes = {error.scope_kind: error.scope_id, **error.also}
+    named = [f"{kind} {identifier}" for kind, identifier in scopes.items() if kind in ("tag", "model")]
+    return f" ({', '.join(named)})" if named else ""

@@ -66,6 +66,17 @@ def broken(upstream: Upstream, reason: Exception) -> NoAnswerError:
     return NoAnswerError(error, "soon", counts=True, broken=True)
 
 
+def incomplete(upstream: Upstream, reason: Exception) -> NoAnswerError:
+    """Its headers were good, but the connection broke before its answer was whole."""
+    return NoAnswerError(_failed(502, _incomplete(upstream, str(reason))), "soon", counts=True, broken=True)
+
+
+def no_answer(upstream: Upstream, words: str, noted: str) -> NoAnswerError:
+    """What came under a good status is no answer. `noted`: `words` as the ledger may keep them."""
+    error = _failed(502, _incomplete(upstream, words), _incomplete(upstream, noted))
+    return NoAnswerError(error, "soon", counts=True)
+
+
 def of_reply(upstream: Upstream, status: int, headers: Mapping[str, str], body: bytes) -> NoAnswerError:
     """Of an answer that is an error."""
     wait = retry_after(headers)
@@ -98,5 +109,9 @@ def retry_after(headers: Mapping[str, str]) -> float:
     return min(seconds, LONGEST_WAIT_SECONDS) if 0 < seconds < math.inf else 0.0
 
 
-def _failed(status: int, text: str) -> ApiError:
-    return ApiError(status, "upstream_error", text, outcome="upstream_error")
+def _incomplete(upstream: Upstream, words: str) -> str:
+    return f"The upstream {upstream.name} failed before its answer was complete: {words.removesuffix('.')}."
+
+
+def _failed(status: int, text: str, noted: str | None = None) -> ApiError:
+    return ApiError(status, "upstream_error", text, outcome="upstream_error", noted=noted)

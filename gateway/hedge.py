@@ -7,9 +7,8 @@ from typing import Any
 
 from gateway.attempts import Asking, Opened, Started
 from gateway.failures import NoAnswerError
-from gateway.operation import Attempt
 from gateway.upstreams.frames import MalformedError
-from gateway.upstreams.sse import EventReader, EventTooLargeError
+from gateway.upstreams.sse import EventTooLargeError
 from gateway.upstreams.target import Target
 from gateway.upstreams.transport import BrokenError
 
@@ -26,7 +25,17 @@ class Racer:
 
     def __init__(self, asking: Asking, target: Target) -> None:
         self.started: Started = asking.start(target)
-        self.task: asyncio.Task[Opened] = asyncio.create_task(asking.finish(self.started))
+        self.task: asyncio.Task[Opened] = asyncio.create_task(self._run(asking))
+        self._begun = False
+
+    async def _run(self, asking: Asking) -> Opened:
+        self._begun = True
+        return await asking.finish(self.started)
+
+    def cancel(self, asking: Asking) -> None:
+        self.task.cancel()
+        if not self._begun:  # then it never will, and gives nothing back
+            asking.abandon(self.started)
 
     @property
     def failure(self) -> BaseException | None:
@@ -49,7 +58,7 @@ async def first_answer(
         winner = await _first(racers)
     except BaseException:
         for racer in racers:
-            _drop(racer, asking.operation.attempts[-1:])
+            _drop(racer, asking)
         raise
     for racer in racers:
         if racer is not winner and racer.failure is None:
@@ -76,11 +85,11 @@ async def _first(racers: Sequence[Racer]) -> Racer:
     raise racers[-1].failure or AssertionError("no task is left")
 
 
-def _drop(racer: Racer, last: Sequence[Attempt]) -> None:
-    """Nobody waits for an answer any more. What becomes of the `last` attempt is said by who knows why."""
-    attempt = racer.started.attempt
+def _drop(racer: Racer, asking: Asking) -> None:
+    """Nobody waits for an answer any more. What becomes of the last attempt is said by who knows why."""
+    attempt, last = racer.started.attempt, asking.operation.attempts[-1:]
     if not racer.task.done():
-        racer.task.cancel()
+        racer.cancel(asking)
     elif racer.failure is None and not racer.task.cancelled():
         _in_background(_give_back(racer.task.result()))
     if attempt not in last:  # the caller pays for one at most
@@ -103,23 +112,18 @@ async def _call_back(racer: Racer, stream: bool) -> None:
     with contextlib.suppress(NoAnswerError, asyncio.CancelledError, TimeoutError):
         opened = await asyncio.wait_for(racer.task, ACCOUNT_SECONDS)
         try:
-            with contextlib.suppress(BrokenError, MalformedError, EventTooLargeError):
-                async with asyncio.timeout(ACCOUNT_SECONDS):
-                    await _read_account(opened, stream)
+            if stream:
+                with contextlib.suppress(BrokenError, MalformedError, EventTooLargeError):
+                    async with asyncio.timeout(ACCOUNT_SECONDS):
+                        await _read_account(opened)
         finally:
             await _give_back(opened)
 
 
-async def _read_account(opened: Opened, stream: bool) -> None:
-    reply, decoder = opened.answer.reply, opened.answer.decoder
-    if not stream:
-        opened.attempt.saw(decoder.whole(await reply.read()))
-        return
-    reader = EventReader()
-    while chunk := await reply.chunk():
-        for name, data in reader.feed(chunk):
-            for frame in decoder.event(name, data):
-                opened.attempt.saw(frame)
+async def _read_account(opened: Opened) -> None:
+    while (piece := await opened.answer.piece()) is not None:
+        for frame in piece:
+            opened.attempt.saw(frame)
 
 
 async def _give_back(opened: Opened) -> None:

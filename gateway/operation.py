@@ -131,6 +131,8 @@ class Operation:
     """What is held in budgets and limits until the row is written."""
     dropped: tuple[str, ...] = ()
     """Parameters that the upstream was not sent."""
+    reserved_prompt: int | None = None
+    """Tokens of the prompt that a hard budget holds money for; None where there is none."""
     reserved_output: int | None = None
     """Tokens of output, over all choices, that a hard budget holds money for; None where nothing bounds the answer."""
     flight: Flight | None = None

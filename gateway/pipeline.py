@@ -253,7 +253,8 @@ class Pipeline:
     async def _admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> int | None:
         with self._tracing.span("admit"):
             admitted = await self._admission.admit(operation, call, model, book)
-            operation.hold, operation.reserved_output = admitted.hold, admitted.output
+            operation.hold = admitted.hold
+            operation.reserved_prompt, operation.reserved_output = admitted.prompt, admitted.output
             return admitted.cap
 
     def _client_closed(self, operation: Operation) -> None:
@@ -298,8 +299,7 @@ class Pipeline:
 
     def _end_hold(self, operation: Operation, billed: Decimal | None) -> None:
         if operation.hold is not None:
-            tokens = sum(p.tokens.prompt_tokens + p.tokens.completion_tokens for p in operation.priced or ())
-            self._admission.settle(operation.hold, billed, tokens)
+            self._admission.settle(operation.hold, billed, _used(operation))
 
     async def _record_end(self, operation: Operation) -> None:
         """Record what ended badly: the answer is an error in any case, and a failing disk is in the log."""
@@ -314,4 +314,11 @@ class Pipeline:
         return [price_attempt(attempt, operation, book, currency) for attempt in operation.attempts]
 
     async def _refuse(self, operation: Operation, exchange: Exchange, surface: Surface, error: ApiError) -> None:
+        error.request_id = str(operation.id)
         await exchange.refuse(error, reply_headers(operation), surface.error(error))
+
+
+def _used(operation: Operation) -> int:
+    """Tokens that count in a caller's limits: those of the attempt it pays for, as far as there is one."""
+    priced = zip(operation.attempts, operation.priced or (), strict=False)
+    return sum(p.tokens.prompt_tokens + p.tokens.completion_tokens for attempt, p in priced if attempt.billable)

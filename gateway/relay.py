@@ -15,9 +15,10 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.operation import Attempt, Operation, Priced
 from gateway.settlement import CHARACTERS_PER_TOKEN, settled_usage
-from gateway.upstreams.frames import Answer, Frame, MalformedError
-from gateway.upstreams.sse import EventReader, EventTooLargeError
-from gateway.upstreams.transport import BrokenError, SilentError
+from gateway.upstreams.answer import EMPTY, Answer
+from gateway.upstreams.frames import Frame, MalformedError, fields_of
+from gateway.upstreams.sse import EventTooLargeError
+from gateway.upstreams.transport import BrokenError
 from gateway.upstreams.usage import Usage
 
 Record = Callable[[], Awaitable[list[Priced]]]
@@ -29,6 +30,8 @@ CUT_COMMENT = f": farthing: {CUT}\n\n".encode()
 DOUBT = 2
 """Without reported usage an answer is cut only when its characters make so many times the tokens reserved: a tokenizer
 whose tokens are long must not cost a caller the answer it paid for."""
+UNREADABLE = (MalformedError, msgspec.MsgspecError, RecursionError)
+"""What a surface raises that reads more of a frame than the gateway does."""
 
 
 async def relay_whole(
@@ -40,21 +43,17 @@ async def relay_whole(
     headers: dict[str, str],
     record: Record,
 ) -> None:
-    """Raises ApiError 502 or 504 when the upstream's answer does not come whole."""
-    attempt = operation.attempts[-1]
+    """Raises ApiError 502 where the caller's dialect has no words for the answer, 504 where it took too long."""
+    attempt, frame = operation.attempts[-1], answer.frame
+    assert frame is not None, "a whole answer was read before"
+    if attempt.overdue:
+        raise overdue(attempt)
     try:
-        frame = answer.decoder.whole(await answer.reply.read())
-        attempt.saw(frame)
-        if attempt.overdue:
-            raise overdue(attempt)
-        if frame.error is not None and not frame.has_choices:
-            raise _reported(attempt, frame.error)
         body = surface.whole(call, frame)
-    except (BrokenError, MalformedError, msgspec.MsgspecError) as error:
+    except UNREADABLE as error:
         attempt.end("upstream_error", str(error))
         text = f"The upstream {attempt.upstream} failed before its answer was complete: {error}."
-        status = 504 if isinstance(error, SilentError) else 502
-        raise ApiError(status, "upstream_error", text, outcome="upstream_error") from error
+        raise ApiError(502, "upstream_error", text, outcome="upstream_error") from error
     operation.finish_reason = frame.finish_reason
     if exchange.gone:
         return
@@ -66,14 +65,6 @@ async def relay_whole(
     if priced.billed is not None:
         headers["x-farthing-cost"] = f"{priced.billed:f}"
     await exchange.respond(200, headers, body)
-
-
-def _reported(attempt: Attempt, words: str) -> ApiError:
-    """The refusal where the upstream's answer is an error under a good status."""
-    noted = attempt.noted(words)
-    attempt.end("upstream_error", noted)
-    text = f"The upstream {attempt.upstream} failed before its answer was complete: {words}."
-    return ApiError(502, "upstream_error", text, outcome="upstream_error", noted=noted)
 
 
 def overdue(attempt: Attempt) -> ApiError:
@@ -102,19 +93,25 @@ class StreamRelay:
         self._out_usage: Usage | None = None
         self._out_unreported = 0
         self._out_characters = 0
+        self._answered = False
+        """Whether any frame had a choice."""
         self._quoted = False
         """Whether what failed is told in the upstream's own words."""
 
     async def run(self, answer: Answer, headers: dict[str, str]) -> None:
         await self._exchange.start_stream(headers, self._writer)
-        failure = await self._relay(answer)
+        failure, end = await self._relay(answer), b""
         await self._flush()
         if self._exchange.gone:
             return
         if failure is None:
+            try:
+                end = self._writer.end([*self._ends, *self._usages])
+            except UNREADABLE as error:
+                failure = f"it sent something that is not an answer: {error}"
+        if failure is None:
             self._attempt.end("ok")
-            usage = settled_usage((await self._record())[-1])
-            end = self._writer.finish([*self._ends, *self._usages], usage)
+            end += self._writer.finish(settled_usage((await self._record())[-1]))
             await self._exchange.write(CUT_COMMENT + end if self._attempt.cut else end, last=True)
         else:
             noted = self._attempt.noted(failure) if self._quoted else failure
@@ -122,35 +119,33 @@ class StreamRelay:
             self._operation.end("upstream_error", 200, noted)
             await self._record()
             text = f"The upstream {self._attempt.upstream} failed in the middle of the answer: {failure}."
-            await self._exchange.write(self._writer.fail(ApiError(502, "upstream_error", text)), last=True)
+            told = ApiError(502, "upstream_error", text)
+            told.request_id = str(self._operation.id)
+            await self._exchange.write(self._writer.fail(told), last=True)
 
     async def _relay(self, answer: Answer) -> str | None:
         """Forward frames until the stream ends; None when it ended well, else what went wrong."""
-        reply, decoder = answer.reply, answer.decoder
-        reader = EventReader()
         try:
-            while chunk := await reply.chunk():
-                for name, data in reader.feed(chunk):
-                    for frame in decoder.event(name, data):
-                        if frame.error is not None:
-                            self._quoted = True
-                            return frame.error
-                        self._take(frame)
-                        if self._attempt.cut:
-                            return None
-                if decoder.ended:
-                    return None
+            while (piece := await answer.piece()) is not None:
+                for frame in piece:
+                    if frame.error is not None:
+                        self._quoted = True
+                        return frame.error
+                    self._take(frame)
+                    if self._attempt.cut:
+                        return None
+                if answer.decoder.ended:
+                    return None if self._answered else EMPTY
                 await self._flush()
-        except EventTooLargeError:
-            return "it sent an event that is too large"
-        except (BrokenError, MalformedError) as error:
+        except (BrokenError, MalformedError, EventTooLargeError) as error:
             return str(error)
-        except msgspec.MsgspecError as error:  # a surface reads more of a frame than the gateway does
+        except UNREADABLE as error:
             return f"it sent something that is not an answer: {error}"
         return None if self._ends else "its stream ended in the middle of the answer"
 
     def _take(self, frame: Frame) -> None:
         self._attempt.saw(frame)
+        self._answered = self._answered or frame.has_choices
         if frame.finish_reason is not None:
             self._operation.finish_reason = frame.finish_reason
             self._ends.append(frame)
@@ -208,7 +203,7 @@ class StreamRelay:
         self._attempt.cut = True
         self._operation.finish_reason = "length"
         self._operation.note(CUT)
-        fields = msgspec.json.decode(frame.raw, type=dict[str, msgspec.Raw])
+        fields = fields_of(frame.raw)
         for name in ("usage", "farthing"):
             fields.pop(name, None)
         nothing: dict[str, object] = {"text": ""} if self._call.kind == "completion" else {"delta": {}}

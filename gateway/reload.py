@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway import hangups
 from gateway.errors import ApiError
 from gateway.live import Live
 from gateway.prices import Prices
@@ -39,6 +40,7 @@ class Reload:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ValueError, RuntimeError):  # no signals off the main thread
             loop.add_signal_handler(signal.SIGHUP, self._asked.set)
+            hangups.let_through()
         seen = await asyncio.to_thread(self._stamp)
         try:
             while True:

@@ -14,6 +14,10 @@ What becomes of a call that ends badly:
 - The upstream dies or fails: what it had reported of what was delivered. Where it reported nothing, nothing is charged:
   the estimate is kept for the reader alone.
 - Another attempt answers in its place: nothing; its cost is the operator's.
+
+An upstream may count more than it was allowed: it ignores max_tokens, or adds a prompt of its own. What is above the
+reservation, or above the caller's own limit of the output, is not charged, so that no hard budget is ever overspent.
+The operator's cost stays what was reported, and `usage_flag` says so.
 """
 
 from decimal import Decimal
@@ -40,7 +44,7 @@ COSTED_IN = "USD"
 
 def price_attempt(attempt: Attempt, operation: Operation, book: PriceBook, currency: str) -> Priced:
     assert operation.call is not None and operation.model is not None, "what was attempted was decoded and routed"
-    tokens, source, flag = count(attempt, operation.call, operation.reserved_output)
+    tokens, source, flag = chargeable(attempt, operation)
     tier = billed_tier(operation.tier, attempt.served_standard)
     sale = book.sale(operation.model, tier, operation.payer)
     cost_price = book.cost(attempt.model, attempt.upstream, tier)
@@ -60,6 +64,16 @@ def price_attempt(attempt: Attempt, operation: Operation, book: PriceBook, curre
         images=images,
         billable=billable,
     )
+
+
+def chargeable(attempt: Attempt, operation: Operation) -> tuple[TokenClasses, UsageSource, str | None]:
+    """`count`, of the attempt that the caller pays no more than was reserved or allowed."""
+    assert operation.call is not None, "what was attempted was decoded"
+    tokens, source, flag = count(attempt, operation.call, operation.reserved_output)
+    if not attempt.billable:
+        return tokens, source, flag
+    tokens, over = _promised(tokens, operation)
+    return tokens, source, "; ".join(filter(None, (flag, over))) or None
 
 
 def settled_usage(priced: Priced) -> Usage:
@@ -140,11 +154,40 @@ def _delivered(tokens: TokenClasses, attempt: Attempt) -> TokenClasses:
     if _is_whole(attempt):
         return tokens
     sent = max(attempt.delivered.completion_tokens, 0) if attempt.delivered else 0
-    sent += _tokens_in(attempt.unreported_characters)
-    reasoning = min(tokens.output_reasoning, sent)
+    return _first_output(tokens, sent + _tokens_in(attempt.unreported_characters))
+
+
+def _first_output(tokens: TokenClasses, most: int) -> TokenClasses:
+    """With so many tokens of output; what a model thinks comes before what it says."""
+    reasoning = min(tokens.output_reasoning, most)
     return msgspec.structs.replace(
-        tokens, output_text=min(tokens.output_text, sent - reasoning), output_reasoning=reasoning
+        tokens, output_text=min(tokens.output_text, most - reasoning), output_reasoning=reasoning
     )
+
+
+def _promised(tokens: TokenClasses, operation: Operation) -> tuple[TokenClasses, str | None]:
+    """Those that the caller can be charged for, and what was above that."""
+    over = []
+    most = operation.reserved_prompt
+    if most is not None and tokens.prompt_tokens > most:
+        over.append(f"of {tokens.prompt_tokens} prompt tokens {most} were reserved")
+        cached = min(tokens.input_cached, most)
+        written = min(tokens.input_cache_write, most - cached)
+        fresh = min(tokens.input_fresh, most - cached - written)
+        tokens = msgspec.structs.replace(tokens, input_cached=cached, input_cache_write=written, input_fresh=fresh)
+    most = _most_output(operation)
+    if most is not None and tokens.completion_tokens > most:
+        over.append(f"of {tokens.completion_tokens} output tokens {most} were allowed")
+        tokens = _first_output(tokens, most)
+    return tokens, f"{' and '.join(over)}: the rest is not charged" if over else None
+
+
+def _most_output(operation: Operation) -> int | None:
+    """Over all choices; None where neither a reservation nor the caller bounds it."""
+    call = operation.call
+    if operation.reserved_output is not None or call is None or call.max_output is None or call.max_output < 0:
+        return operation.reserved_output
+    return call.max_output * call.choices
 
 
 def _is_whole(attempt: Attempt) -> bool:

@@ -18,7 +18,7 @@ from gateway.auth import Keys, check_route
 from gateway.batches.lines import ENDPOINTS
 from gateway.batches.names import batch_id, batch_name, file_name
 from gateway.batches.store import StoredBatch, cancel_batch, create_batch, find_batch, list_batches
-from gateway.database import reachable
+from gateway.database import reachable, transaction
 from gateway.errors import ApiError
 from gateway.live import Live
 
@@ -53,7 +53,7 @@ def batch_routes(engine: AsyncEngine, live: Live, keys: Keys, changed: Callable[
         if file.purpose != "batch":
             raise bad("invalid_value", "`input_file_id` must be of a file with the purpose `batch`.", "input_file_id")
         policy = wanted.output_expires_after or _ExpiresAfter()
-        async with reachable(), engine.begin() as conn:
+        async with transaction(engine) as conn:
             made = await create_batch(
                 conn,
                 org_id=principal.org_id,
@@ -83,7 +83,7 @@ def batch_routes(engine: AsyncEngine, live: Live, keys: Keys, changed: Callable[
     @post("/v1/batches/{name:str}/cancel", status_code=200)
     async def cancel(request: AnyRequest, name: FromPath[str]) -> dict[str, Any]:
         principal = await authenticated(request, live, keys, "batches")
-        async with reachable(), engine.begin() as conn:
+        async with transaction(engine) as conn:
             batch = _found(await cancel_batch(conn, principal.org_id, _id(name)), name)
         if batch.status in _ENDED or batch.status == "finalizing":
             text = f"The batch {name} cannot be cancelled any more: its status is {batch.status}."

@@ -7,12 +7,11 @@ import msgspec
 from gateway.api.openai import decode_chat, error_body
 from gateway.call import Call
 from gateway.errors import ApiError
-from gateway.upstreams.frames import DONE, Frame
+from gateway.upstreams.frames import DONE, Frame, fields_of
 from gateway.upstreams.usage import Usage
 
 _NULL = msgspec.Raw(b"null")
 _NO_CHOICES = msgspec.Raw(b"[]")
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ChatSurface:
@@ -41,34 +40,38 @@ class ChatWriter:
         self._show_usage = call.continuous_usage
         self._usage_last = call.include_usage
         self._latest = b"{}"
+        self._reported: bytes | None = None
+        """The upstream's last word on usage."""
 
     def write(self, frame: Frame) -> bytes:
         self._latest = frame.raw
         return b"data: " + (frame.raw if frame.plain else self._stripped(frame)) + b"\n\n"
 
-    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
-        ends = b"".join(self.write(frame) for frame in held if frame.has_choices)
-        return ends + self._usage_event(held, usage) + DONE
+    def end(self, held: Sequence[Frame]) -> bytes:
+        self._reported = next((frame.raw for frame in reversed(held) if frame.usage is not None), None)
+        return b"".join(self.write(frame) for frame in held if frame.has_choices)
+
+    def finish(self, usage: Usage) -> bytes:
+        return self._usage_event(usage) + DONE
 
     def fail(self, error: ApiError) -> bytes:
         return b"data: " + error_body(error) + b"\n\n" + DONE
 
     def _stripped(self, frame: Frame) -> bytes:
         """Without the account; usage as it came, null (the caller gets it last), or gone."""
-        fields = _FIELDS.decode(frame.raw)
+        fields = fields_of(frame.raw)
         fields.pop("farthing", None)
         if not self._show_usage and fields.pop("usage", None) is not None and self._usage_last:
             fields["usage"] = _NULL
         return msgspec.json.encode(fields)
 
-    def _usage_event(self, held: Sequence[Frame], usage: Usage) -> bytes:
+    def _usage_event(self, usage: Usage) -> bytes:
         """Exactly one where the caller asked: the upstream's last word, else what was settled."""
         if not self._usage_last:
             return b""
-        source = next((frame for frame in reversed(held) if frame.usage is not None), None)
-        fields = _FIELDS.decode(source.raw if source is not None else self._latest)
+        fields = fields_of(self._latest if self._reported is None else self._reported)
         fields.pop("farthing", None)
-        if source is None:
+        if self._reported is None:
             fields["usage"] = msgspec.Raw(msgspec.json.encode(usage))
         fields["choices"] = _NO_CHOICES
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"
@@ -78,5 +81,5 @@ def without_account(reply: Frame) -> bytes:
     """A whole reply as it came, the engine's account taken out."""
     if reply.plain:
         return reply.raw
-    fields = _FIELDS.decode(reply.raw)
+    fields = fields_of(reply.raw)
     return reply.raw if fields.pop("farthing", None) is None else msgspec.json.encode(fields)

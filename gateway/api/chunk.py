@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.upstreams import surrogates
 from gateway.upstreams.frames import MalformedError
 
 
@@ -100,6 +101,6 @@ _CHUNK = msgspec.json.Decoder(Chunk)
 def read_chunk(raw: bytes) -> Chunk:
     """Raises MalformedError where it is no chat reply."""
     try:
-        return _CHUNK.decode(raw)
+        return surrogates.decode(_CHUNK, raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedError(f"it sent something that is not a chat answer: {error}") from error

@@ -13,7 +13,7 @@ from gateway.api.upload import Upload, paced
 from gateway.auth import Keys
 from gateway.batches.files import StoredFile, contents, delete_file, find_file, list_files
 from gateway.batches.names import file_id, file_name
-from gateway.database import reachable
+from gateway.database import reachable, transaction
 from gateway.errors import ApiError
 from gateway.live import Live
 
@@ -67,7 +67,7 @@ def file_routes(engine: AsyncEngine, live: Live, keys: Keys) -> Router:
     async def remove(request: AnyRequest, name: FromPath[str]) -> dict[str, Any]:
         principal = await authenticated(request, live, keys, "files")
         identifier = file_id(name)
-        async with reachable(), engine.begin() as conn:
+        async with transaction(engine) as conn:
             if identifier is None or not await delete_file(conn, principal.org_id, identifier):
                 raise _no_such_file(name)
         return {"id": name, "object": "file", "deleted": True}

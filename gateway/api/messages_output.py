@@ -110,7 +110,7 @@ def usage_object(usage: Usage | None, prompt_tokens: int | None = None) -> dict[
 
 def error_object(error: ApiError) -> dict[str, Any]:
     words = {"type": error.anthropic_type, "message": error.message}
-    return {"type": "error", "error": words, "request_id": None}
+    return {"type": "error", "error": words, "request_id": error.request_id}
 
 
 def error_body(error: ApiError) -> bytes:

@@ -37,11 +37,13 @@ class MessagesWriter:
         self._last = chunk.choice
         return self._start(chunk, frame.usage) + self._events(self._parts.take(chunk.choice.said))
 
-    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
-        events = b"".join(self.write(frame) for frame in held)
+    def end(self, held: Sequence[Frame]) -> bytes:
+        return b"".join(self.write(frame) for frame in held)
+
+    def finish(self, usage: Usage) -> bytes:
         if self._native.stopped:
-            return events + _STOPPED
-        return events + self._start(Chunk(), usage) + self._end(usage) + _STOPPED
+            return _STOPPED
+        return self._start(Chunk(), usage) + self._end(usage) + _STOPPED
 
     def fail(self, error: ApiError) -> bytes:
         return event(error_object(error))

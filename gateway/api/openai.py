@@ -1,6 +1,6 @@
 """OpenAI's wire format: chat request bodies in, error objects and model lists out."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,10 +81,10 @@ def anthropic_error(body: bytes) -> bool:
         return False
 
 
-def model_list(
+def model_names(
     settings: Settings, hosted: Mapping[str, set[str] | None], allowed: Container[str] | None = None
-) -> bytes:
-    """`GET /v1/models`, for both vendors' clients: the routed names first, then the real ones that can answer.
+) -> list[str]:
+    """What can be asked for: the routed names first, then the real ones that can answer.
 
     `hosted`: by upstream, the models it has loaded, so far as known; a configured model that is not among them is left
     out. `allowed`: the names that the key may ask for; None: any.
@@ -94,10 +94,24 @@ def model_list(
         found = ((hosted.get(target.upstream), target.upstream_model or name) for target in model.upstreams)
         if any(loaded is None or called in loaded for loaded, called in found):
             names.append(name)
-    offered = [name for name in names if allowed is None or name in allowed]
-    now = datetime.now(UTC).replace(microsecond=0)
-    facts: dict[str, object] = {"object": "model", "created": int(now.timestamp()), "owned_by": "farthing"}
-    facts |= {"type": "model", "created_at": now, "lifecycle": "active"}  # Anthropic's
+    return [name for name in names if allowed is None or name in allowed]
+
+
+def model_list(offered: Sequence[str]) -> bytes:
+    """`GET /v1/models`, for both vendors' clients."""
     page = {"has_more": False, "first_id": offered[0] if offered else None, "last_id": offered[-1] if offered else None}
-    data = [{"id": name, "display_name": name, **facts} for name in offered]
-    return msgspec.json.encode({"object": "list", "data": data, **page})
+    return msgspec.json.encode({"object": "list", "data": [_model(name) for name in offered], **page})
+
+
+def model_object(name: str, offered: Sequence[str]) -> bytes:
+    """`GET /v1/models/{name}`: its entry in the list. Raises ApiError 404 where it has none."""
+    if name not in offered:
+        text = f"The model {name[:100]!r} does not exist. There are: {', '.join(offered)}."
+        raise ApiError(404, "model_not_found", text, param="model")
+    return msgspec.json.encode(_model(name))
+
+
+def _model(name: str) -> dict[str, object]:
+    now = datetime.now(UTC).replace(microsecond=0)
+    openai = {"id": name, "object": "model", "created": int(now.timestamp()), "owned_by": "farthing"}
+    return openai | {"type": "model", "display_name": name, "created_at": now, "lifecycle": "active"}  # Anthropic's

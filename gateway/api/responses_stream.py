@@ -35,11 +35,13 @@ class ResponsesWriter:
         begun = self._begin(chunk.model)
         return begun + self._steps(self._parts.take(choice.said), choice.token_logprobs)
 
-    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
+    def end(self, held: Sequence[Frame]) -> bytes:
         events = b"".join(self.write(frame) for frame in held) + self._begin("")
-        events += self._steps(self._parts.end(), [])
+        return events + self._steps(self._parts.end(), [])
+
+    def finish(self, usage: Usage) -> bytes:
         response = self._told().ended(self._parts.row, self._finish, usage)
-        return events + self._event(f"response.{response['status']}", response=response)
+        return self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ApiError) -> bytes:
         """The failed response, then an error: OpenAI's clients raise at the latter, and tell of the former."""

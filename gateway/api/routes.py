@@ -14,7 +14,8 @@ from gateway.api.completions import CompletionsSurface
 from gateway.api.count_tokens import CountTokensSurface
 from gateway.api.embeddings import EmbeddingsSurface
 from gateway.api.messages import MessagesSurface
-from gateway.api.openai import error_body, model_list
+from gateway.api.messages_output import error_body as messages_error_body
+from gateway.api.openai import error_body, model_list, model_names, model_object
 from gateway.api.responses import ResponsesSurface
 from gateway.api.surface import Surface
 from gateway.attribution import refuse_addresses
@@ -47,25 +48,30 @@ def surface_routes(pipeline: Pipeline) -> list[ASGIRouteHandler]:
 
 
 def models_route(live: Live, keys: Keys) -> ASGIRouteHandler:
-    @asgi("/v1/models", copy_scope=False)
+    """The list, and each of its entries by its name, which may have slashes."""
+
+    @asgi("/v1/models", is_mount=True, copy_scope=False)
     async def models(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
+        error_bytes = messages_error_body if "anthropic-version" in exchange.headers else error_body
         if exchange.method != "GET":
-            await _wrong_method(exchange, "GET", error_body)
+            await _wrong_method(exchange, "GET", error_bytes)
             return
+        name = scope["path"].strip("/")  # behind the mount
         settings = live.settings
         try:
             address = client_address(exchange.peer_address, exchange.headers, settings.trusted_proxies)
             principal = await keys.authenticate(exchange.headers, address)
             check_route(principal, "models")
             refuse_addresses(exchange.headers)
-        except ApiError as error:
-            await exchange.respond(error.status, error.headers, error_body(error))
-        else:
             upstreams = live.upstreams
             found = await asyncio.gather(*(upstream.hosted() for upstream in upstreams.values()))
-            hosted = dict(zip(upstreams, found, strict=True))
-            await exchange.respond(200, {}, model_list(settings, hosted, principal.models))
+            offered = model_names(settings, dict(zip(upstreams, found, strict=True)), principal.models)
+            body = model_object(name, offered) if name else model_list(offered)
+        except ApiError as error:
+            await exchange.respond(error.status, error.headers, error_bytes(error))
+        else:
+            await exchange.respond(200, {}, body)
 
     return models
 

@@ -21,13 +21,16 @@ class StreamWriter(Protocol):
         """Events for a frame in mid-answer."""
         ...
 
-    def finish(self, held: Sequence[Frame], usage: Usage) -> bytes:
-        """What ends the answer, once its row is written.
+    def end(self, held: Sequence[Frame]) -> bytes:
+        """Events for the frames that end a choice and those with usage alone, in the order they came.
 
-        `held`: the frames that end a choice and those with usage alone, in the order they came. One that the gateway
-        made (the answer was cut) has no `native`, whatever came before. `usage`: as settled, in the end the caller's
-        truth.
+        Its row is not written yet, so that what cannot be read still counts as a failure. A frame that the gateway
+        made (the answer was cut) has no `native`, whatever came before.
         """
+        ...
+
+    def finish(self, usage: Usage) -> bytes:
+        """What comes last, once the row is written. `usage`: as settled, in the end the caller's truth."""
         ...
 
     def fail(self, error: ApiError) -> bytes:

@@ -21,7 +21,7 @@ from gateway.batches.files import (
     finish_file,
 )
 from gateway.call import storable
-from gateway.database import reachable
+from gateway.database import transaction
 from gateway.errors import ApiError
 from gateway.exchange import DISCARD_FACTOR
 
@@ -57,7 +57,7 @@ class Upload:
     async def abandon(self) -> None:
         if self._file is not None:
             with contextlib.suppress(ApiError):  # the database is away: it will be removed by its age
-                async with reachable(), self._engine.begin() as conn:
+                async with transaction(self._engine) as conn:
                     await abandon_file(conn, self._file)
 
     async def _drop(self, chunks: AsyncIterator[bytes]) -> None:
@@ -108,7 +108,7 @@ class Upload:
         if filename is None:
             raise bad("invalid_value", "`file` must be sent as a file, with a file name.", "file")
         principal = self._principal
-        async with reachable(), self._engine.begin() as conn:
+        async with transaction(self._engine) as conn:
             self._file = await begin_file(conn, principal.org_id, principal.key_id, "batch", storable(filename))
 
     def _end(self) -> None:
@@ -126,12 +126,12 @@ class Upload:
         assert self._file is not None
         keep = keep_seconds(self._fields.get(ANCHOR), self._fields.get(SECONDS), "expires_after")
         size = await self._writer.close()
-        async with reachable(), self._engine.begin() as conn:
+        async with transaction(self._engine) as conn:
             return await finish_file(conn, self._file, size, keep)
 
     async def _store(self, number: int, data: bytes) -> None:
         assert self._file is not None
-        async with reachable(), self._engine.begin() as conn:
+        async with transaction(self._engine) as conn:
             await add_chunk(conn, self._file, number, data)
 
 

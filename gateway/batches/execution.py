@@ -21,7 +21,8 @@ from gateway.batches.files import read_span
 from gateway.batches.lines import answered, body_of, unanswered, usage_of
 from gateway.batches.names import batch_name
 from gateway.batches.outcome import MAX_TRIES, gave_up, is_busy, seconds_to_wait
-from gateway.batches.results import Results, lasting, transaction
+from gateway.batches.results import Results, lasting
+from gateway.database import transaction
 from gateway.errors import ApiError
 from gateway.trusted import Answer, Trusted, ask
 

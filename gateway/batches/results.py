@@ -1,8 +1,7 @@
 """Writes what lines of batches came to: all that is there in one transaction, since a commit is what takes its time."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -10,20 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.batches import claims
 from gateway.batches.claims import Claimant, ClaimedLine, Result, Step
 from gateway.batches.names import batch_name
-from gateway.database import reachable
+from gateway.database import transaction
 from gateway.errors import ApiError
 
 AGAIN_SECONDS = 2.0
 """Between two tries to reach the database."""
 
 log = structlog.get_logger()
-
-
-@contextlib.asynccontextmanager
-async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """Raises ApiError 503 when the database is away."""
-    async with reachable(), engine.begin() as conn:
-        yield conn
 
 
 async def lasting(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[None]]) -> None:

@@ -22,7 +22,8 @@ from gateway.batches.claims import Claimant, ClaimedLine, Step
 from gateway.batches.execution import Execution
 from gateway.batches.files import purge_files
 from gateway.batches.names import batch_name
-from gateway.batches.results import Results, lasting, transaction
+from gateway.batches.results import Results, lasting
+from gateway.database import transaction
 from gateway.errors import ApiError
 from gateway.live import Live
 

@@ -7,9 +7,9 @@ import msgspec
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.upstreams.anthropic_decoder import AnthropicDecoder
-from gateway.upstreams.anthropic_request import Parameters, refuse
+from gateway.upstreams.anthropic_request import Parameters
 from gateway.upstreams.anthropic_turns import Turns
-from gateway.upstreams.dialect import Request
+from gateway.upstreams.dialect import Limits, Request, leave_out
 from gateway.upstreams.frames import Decoder, MalformedError
 
 Json = dict[str, Any]
@@ -22,13 +22,13 @@ _COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking", "
 class AnthropicDialect:
     health_path = "/models"
 
-    def request(self, call: Call, model: str, max_output: int | None, drop: bool) -> Request:
-        body, dropped = self._body(call, model, max_output, drop)
+    def request(self, call: Call, model: str, limits: Limits, drop: bool) -> Request:
+        body, dropped = self._body(call, model, limits, drop)
         return Request("/messages", msgspec.json.encode(body), dropped, _betas(call))
 
     def count_request(self, call: Call, model: str) -> Request:
         """Asks for the prompt's exact length, which `counted` reads in the answer."""
-        body, _ = self._body(call, model, None, drop=True)
+        body, _ = self._body(call, model, Limits(), drop=True)
         counted = msgspec.json.encode({name: body[name] for name in _COUNTED if name in body})
         return Request("/messages/count_tokens", counted, headers=_betas(call))
 
@@ -38,15 +38,15 @@ class AnthropicDialect:
     def decoder(self, call: Call) -> Decoder:
         return AnthropicDecoder(native=_is_native(call))
 
-    def _body(self, call: Call, model: str, max_output: int | None, drop: bool) -> tuple[Json, tuple[str, ...]]:
+    def _body(self, call: Call, model: str, limits: Limits, drop: bool) -> tuple[Json, tuple[str, ...]]:
         if call.kind != "chat":
             text = "Anthropic has neither embeddings nor text completions. Choose another model."
             raise ApiError(400, "unsupported_endpoint", text, param="model")
         if _is_native(call):
-            return _native_body(call, model, max_output), ()
+            return _native_body(call, model, limits.cap), ()
         turns = Turns(call.messages)
-        parameters = Parameters(call, turns, max_output)
-        dropped = call.leave_unsaid(drop) + refuse(parameters.cannot, drop)
+        parameters = Parameters(call, turns, limits)
+        dropped = call.leave_unsaid(drop) + leave_out(parameters.cannot, "anthropic", drop)
         system = {"system": turns.system} if turns.system else {}
         return {"model": model, **system, "messages": turns.turns, **parameters.said}, dropped
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.upstreams import surrogates
 from gateway.upstreams.anthropic_message import detail, finish, said_in
 from gateway.upstreams.anthropic_usage import Counts
 from gateway.upstreams.frames import Frame, MalformedError, error_text
@@ -59,7 +60,7 @@ class AnthropicDecoder:
 
     def event(self, name: bytes | None, data: bytes) -> Sequence[Frame]:
         try:
-            event = _EVENT.decode(data)
+            event = surrogates.decode(_EVENT, data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise MalformedError(f"it sent something that is not an event of Anthropic's: {error}") from error
         if event.type == "message_stop":
@@ -75,10 +76,10 @@ class AnthropicDecoder:
 
     def whole(self, body: bytes) -> Frame:
         try:
-            message = _MESSAGE.decode(body)
+            message = surrogates.decode(_MESSAGE, body)
         except (msgspec.DecodeError, RecursionError) as error:
             raise MalformedError(f"it sent something that is not an answer of Anthropic's: {error}") from error
-        if message.type != "message":
+        if message.type != "message" or not (message.content or message.stop_reason):
             raise MalformedError("it sent something that is not an answer of Anthropic's")
         self._message = message
         usage, odd = self._counts.take(message.usage)

@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 
 from gateway.call import Call, plain
-from gateway.errors import ApiError
 from gateway.upstreams.anthropic_turns import Turns
+from gateway.upstreams.dialect import Limits
 
 Json = dict[str, Any]
 
 DEFAULT_MAX_TOKENS = 4096
-"""Anthropic wants a limit where OpenAI's callers need not give one; every model of Anthropic's takes this one."""
+"""Anthropic wants a limit where OpenAI's callers need not give one; every model of Anthropic's takes this one. For a
+longer answer the configuration tells what the model can (`max_output`)."""
 
 _CANNOT: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -67,12 +68,13 @@ _TIERS = {"auto": "auto", "default": "standard_only"}
 class Parameters:
     """`said` in Anthropic's words; `cannot` names what it has none for. Raises ApiError 400 where a value is wrong."""
 
-    def __init__(self, call: Call, turns: Turns, max_output: int | None) -> None:
+    def __init__(self, call: Call, turns: Turns, limits: Limits) -> None:
         self.cannot: list[str] = list(turns.lost)
         self._turns = turns
         self._fields = call.fields
-        limits = (max_output, self._value("max_completion_tokens"), self._value("max_tokens"), DEFAULT_MAX_TOKENS)
-        self.said: Json = {"max_tokens": next(limit for limit in limits if limit is not None)}
+        given = (self._value(name) for name in ("max_completion_tokens", "max_tokens"))
+        known = (limits.cap, *given, limits.usual, DEFAULT_MAX_TOKENS)
+        self.said: Json = {"max_tokens": next(limit for limit in known if limit is not None)}
         self._forward()
         self._temperature()
         self._stop()
@@ -178,13 +180,3 @@ def _tool(function: Json, tool: Json) -> Json:
     said |= {name: function[name] for name in ("description", "strict") if function.get(name) is not None}
     return said | ({"cache_control": tool["cache_control"]} if tool.get("cache_control") else {})
 
-
-def refuse(names: list[str], drop: bool) -> tuple[str, ...]:
-    """What is left out. Raises ApiError 400 where that is not allowed."""
-    if names and not drop:
-        text = (
-            f"`{names[0]}` cannot be honoured by this model's upstream (kind anthropic). Leave it out, choose another"
-            " model, or ask your operator for drop_params."
-        )
-        raise ApiError(400, "unsupported_parameter", text, param=names[0].partition(" ")[0])
-    return tuple(names)

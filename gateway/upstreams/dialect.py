@@ -1,6 +1,6 @@
 """How to ask an upstream: what a call becomes on the wire, and how its answer is read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -28,14 +28,23 @@ class Request(NamedTuple):
     """Beside those that every request has."""
 
 
+class Limits(NamedTuple):
+    """Tokens of output, for each choice, where they are known."""
+
+    cap: int | None = None
+    """What the answer must not exceed."""
+    usual: int | None = None
+    """The most that the model writes: for an upstream that wants a limit where the caller gave none."""
+
+
 class Dialect(Protocol):
     @property
     def health_path(self) -> str:
         """Asked whether the upstream is there: under its base_url, or of the whole server where it starts with //."""
         ...
 
-    def request(self, call: Call, model: str, max_output: int | None, drop: bool) -> Request:
-        """`call` for the upstream's `model`, its answer capped at `max_output` tokens where that is given.
+    def request(self, call: Call, model: str, limits: Limits, drop: bool) -> Request:
+        """`call` for the upstream's `model`.
 
         Raises ApiError 400 naming a parameter that this upstream cannot honour, unless `drop` allows to leave it out.
         """
@@ -63,11 +72,16 @@ class OpenAIDialect:
         self._is_engine = kind == "engine"
         self._options = _ASK_ENGINE if kind == "engine" else _ASK_FOR_USAGE
 
-    def request(self, call: Call, model: str, max_output: int | None, drop: bool) -> Request:
+    def request(self, call: Call, model: str, limits: Limits, drop: bool) -> Request:
         fields: dict[str, Any] = {**call.fields, "model": model}
         dropped = call.leave_unsaid(drop)
         if self._refuses:
-            dropped += self._leave_out(fields, drop)
+            names = [
+                name for name, neutral in self._refuses.items() if name in fields and bytes(fields[name]) not in neutral
+            ]
+            dropped += leave_out(names, self._kind, drop)
+            for name in names:
+                del fields[name]
         if call.stream and self._stream_options:
             asked = call.fields.get("stream_options")
             fields["stream_options"] = self._options if asked is None else self._with_usage(asked)
@@ -85,10 +99,10 @@ class OpenAIDialect:
             raise ApiError(
                 400, "invalid_value", "`max_tokens` must be at least 1: Ollama reads 0 as no limit.", param="max_tokens"
             )
-        if max_output is not None:
+        if limits.cap is not None:
             fields.pop("max_completion_tokens", None)
             fields.pop("max_tokens", None)
-            fields[self._limit if call.kind == "chat" else "max_tokens"] = max_output
+            fields[self._limit if call.kind == "chat" else "max_tokens"] = limits.cap
         return Request(_PATHS[call.kind], msgspec.json.encode(fields), dropped)
 
     def headers(self, key: str | None) -> dict[str, str]:
@@ -101,20 +115,6 @@ class OpenAIDialect:
         if (limit := fields.pop("max_tokens", None)) is not None:
             fields["max_completion_tokens"] = limit
 
-    def _leave_out(self, fields: dict[str, Any], drop: bool) -> tuple[str, ...]:
-        names = [
-            name for name, neutral in self._refuses.items() if name in fields and bytes(fields[name]) not in neutral
-        ]
-        if names and not drop:
-            text = (
-                f"`{names[0]}` cannot be honoured by this model's upstream (kind {self._kind}). Leave it out, choose"
-                " another model, or ask your operator for drop_params."
-            )
-            raise ApiError(400, "unsupported_parameter", text, param=names[0])
-        for name in names:
-            del fields[name]
-        return tuple(names)
-
     def _with_usage(self, asked: msgspec.Raw) -> dict[str, Any]:
         """The caller's own options; streams are asked for usage whether or not the caller asked."""
         options: dict[str, Any] = msgspec.json.decode(asked) or {}
@@ -122,6 +122,17 @@ class OpenAIDialect:
         if self._is_engine:
             options["continuous_usage_stats"] = True
         return options
+
+
+def leave_out(names: Sequence[str], kind: KindName, drop: bool) -> tuple[str, ...]:
+    """Names of what an upstream does without. Raises ApiError 400 where that is not allowed."""
+    if names and not drop:
+        text = (
+            f"`{names[0]}` cannot be honoured by this model's upstream (kind {kind}). Leave it out, choose another"
+            " model, or ask your operator for drop_params."
+        )
+        raise ApiError(400, "unsupported_parameter", text, param=names[0].partition(" ")[0])
+    return tuple(names)
 
 
 class LlamaDecoder(ChatDecoder):

@@ -1,12 +1,12 @@
 """What an upstream's bytes mean: of each frame the facts that count, read once; its bytes stay as they came."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from engine.protocol import Account
-from gateway.upstreams.transport import Reply
+from gateway.upstreams import surrogates
 from gateway.upstreams.usage import Usage, read_usage
 
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +24,7 @@ class Frame(msgspec.Struct):
     raw: bytes
     """Its JSON as it came, or translated to OpenAI's; decode it for what is not here."""
     has_choices: bool = False
+    """It has choices; of embeddings, their vectors."""
     finish_reason: str | None = None
     """Of its first choice that has one."""
     characters: int = 0
@@ -57,15 +58,6 @@ class Decoder(Protocol):
         ...
 
 
-class Answer(NamedTuple):
-    """An upstream's 200: its headers are here, its body is not read yet."""
-
-    reply: Reply
-    decoder: Decoder
-    dropped: tuple[str, ...] = ()
-    """Parameters that were left out of the upstream's request because the route allows it."""
-
-
 class UsageDialect(Protocol):
     """How an upstream reports counts: cached, written and reasoning tokens inside the totals or beside them."""
 
@@ -96,8 +88,8 @@ class ChatDecoder:
 
     def whole(self, body: bytes) -> Frame:
         try:
-            facts = _FACTS.decode(body)
-            frame = Frame(body, plain=not facts.usage and not facts.farthing)
+            facts = surrogates.decode(_FACTS, body)
+            frame = Frame(body, plain=not facts.usage and not facts.farthing, has_choices=_is_filled(facts.data))
             if facts.usage:
                 frame.usage, frame.odd = self._usage.normalise(bytes(facts.usage))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -142,6 +134,8 @@ class _Choice(msgspec.Struct):
 
 class _Facts(msgspec.Struct):
     choices: list[_Choice] | None = None
+    data: msgspec.Raw = msgspec.Raw()
+    """Of embeddings."""
     usage: msgspec.Raw = msgspec.Raw()
     farthing: msgspec.Raw = msgspec.Raw()
     service_tier: msgspec.Raw = msgspec.Raw()
@@ -149,7 +143,19 @@ class _Facts(msgspec.Struct):
 
 
 _FACTS = msgspec.json.Decoder(_Facts)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ACCOUNT = msgspec.json.Decoder(Account | None)
+
+
+def _is_filled(raw: msgspec.Raw) -> bool:
+    """Whether it is an array with something in it."""
+    array = bytes(raw)
+    return array[:1] == b"[" and array[1:].lstrip() != b"]"
+
+
+def fields_of(raw: bytes) -> dict[str, msgspec.Raw]:
+    """A frame's top level, each field as it came."""
+    return surrogates.decode(_FIELDS, raw)
 
 
 def _take_account(frame: Frame, raw: bytes) -> None:

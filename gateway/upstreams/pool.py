@@ -29,7 +29,11 @@ class Pool:
         self._by_prefix = settings.balance == "prefix_affine" and len(targets) > 1
         self._by_blocks = self._by_prefix and all(target.follower is not None for target in targets)
 
-    async def choose(self, call: Call, tenant: UUID, tried: Collection[Target]) -> Target | None:
+    def chain(self, call: Call) -> Sequence[int]:
+        """What prompts are compared by; nothing where engines tell what they hold, or where it does not matter."""
+        return text_chain(call) if self._by_prefix and not self._by_blocks and call.kind != "embedding" else ()
+
+    async def choose(self, call: Call, chain: Sequence[int], tenant: UUID, tried: Collection[Target]) -> Target | None:
         """The upstream that takes this request; None when all were tried or cannot take one now."""
         now = time.monotonic()
         if len(self.targets) == 1:
@@ -40,19 +44,16 @@ class Pool:
             ready = [target for target in ready if not target.rests(now)] or ready
         if len(ready) < 2:
             return ready[0] if ready else None
-        held = await self._matched(call, tenant, ready) if self._by_prefix else [0] * len(ready)
+        held = await self._matched(call, chain, tenant, ready)
         views = [target.view(call, count) for target, count in zip(ready, held, strict=True)]
         chosen = ready[self._choose(views, random.random())]  # noqa: S311
         now = time.monotonic()  # asking for hashes took time, in which others chose too
         return chosen if chosen.ready(now) else next((target for target in ready if target.ready(now)), None)
 
-    async def _matched(self, call: Call, tenant: UUID, ready: Sequence[Target]) -> list[int]:
+    async def _matched(self, call: Call, chain: Sequence[int], tenant: UUID, ready: Sequence[Target]) -> list[int]:
         """How much of the prompt each holds: blocks where all are engines, else chunks of what was sent."""
-        if call.kind == "embedding":
-            return [0] * len(ready)
-        if self._by_blocks:
+        if self._by_blocks and call.kind != "embedding":
             return await self._held_blocks(call, tenant, ready)
-        chain = text_chain(call)
         return [target.sent.matched(chain) for target in ready]
 
     async def _held_blocks(self, call: Call, tenant: UUID, ready: Sequence[Target]) -> list[int]:
@@ -62,11 +63,6 @@ class Pool:
             asked = min(ready, key=lambda target: target.in_flight)
             hashes = await asked.upstream.block_hashes(call, asked.name, tenant)
         return [matched(hashes or (), blocks) for blocks in held]
-
-    def sent(self, call: Call, target: Target) -> None:
-        """Remember what `target` answers, for those that tell nothing of themselves."""
-        if self._by_prefix and not self._by_blocks and call.kind != "embedding":
-            target.sent.add(text_chain(call))
 
 
 def _follow(target: Target) -> set[str]:

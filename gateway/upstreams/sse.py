@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
+BOM = b"\xef\xbb\xbf"
+"""A byte order mark, which may stand at the very start and is no part of the first line."""
 
 
 class EventTooLargeError(Exception):
     """One event of an upstream's stream is larger than MAX_EVENT_BYTES."""
+
+    def __init__(self) -> None:
+        super().__init__("it sent an event that is too large")
 
 
 class Event(NamedTuple):
@@ -23,6 +28,8 @@ class EventReader:
     """
 
     def __init__(self) -> None:
+        self._start: bytes | None = b""
+        """What came so far, while that may be the first bytes of a BOM."""
         self._pending = bytearray()
         self._name: bytes | None = None
         self._data: list[bytes] = []
@@ -30,6 +37,13 @@ class EventReader:
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Events that this chunk completes. Raises EventTooLargeError."""
+        if self._start is not None:
+            chunk = self._start + chunk
+            if len(chunk) < len(BOM) and BOM.startswith(chunk):
+                self._start = chunk
+                return
+            self._start = None
+            chunk = chunk.removeprefix(BOM)
         if not self._pending and not self._data and chunk.endswith(b"\n\n") and b"\r" not in chunk:
             lines = chunk[:-1].split(b"\n")  # the usual case: whole events, and nothing to keep
         else:

@@ -27,7 +27,7 @@ ACCOUNT_SECONDS = 5.0
 JSON = {"content-type": "application/json"}
 TEMPLATE_FIELDS = {
     "chat": ("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"),
-    "completion": ("prompt",),
+    "completion": ("prompt", "suffix"),
     "embedding": (),
 }
 """What of a request decides the prompt's tokens, by the kind of call."""
@@ -55,11 +55,13 @@ class _ModelList(msgspec.Struct):
 class PromptSize:
     """`tokens` is exact for an engine, an upper bound elsewhere.
 
-    `room`: the most output tokens that can follow it in the context; None when nobody told how long that is.
+    `room`: the most output tokens that can follow it in the context; `max_output`: the most that the model writes.
+    None when nobody told.
     """
 
     tokens: int
     room: int | None
+    max_output: int | None = None
 
 
 class Upstream:

@@ -94,7 +94,7 @@ def streamed(
     if cut:
         held = [Frame(json.dumps(chunk({}, "length")).encode(), has_choices=True, finish_reason="length")]
     assert cut or decoder.ended
-    return out + writer.finish(held, usage)
+    return out + writer.end(held) + writer.finish(usage)
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:

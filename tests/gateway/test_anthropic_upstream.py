@@ -14,6 +14,7 @@ from gateway.api.responses import ResponsesSurface
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.upstreams.anthropic import AnthropicDialect, counted
+from gateway.upstreams.dialect import Limits
 from gateway.upstreams.frames import MalformedError
 from tests.gateway.surfaces import decoded
 
@@ -25,8 +26,8 @@ def chat(**changes: Any) -> Call:
     return decoded(ChatSurface(), BODY | changes)
 
 
-def request(call: Call, *, cap: int | None = None, drop: bool = False) -> dict[str, Any]:
-    sent = DIALECT.request(call, "claude", cap, drop)
+def request(call: Call, *, cap: int | None = None, usual: int | None = None, drop: bool = False) -> dict[str, Any]:
+    sent = DIALECT.request(call, "claude", Limits(cap, usual), drop)
     assert sent.path == "/messages"
     body: dict[str, Any] = json.loads(sent.body)
     return body
@@ -50,16 +51,17 @@ def test_the_least_that_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "cap", "limit"),
+    ("fields", "cap", "usual", "limit"),
     [
-        ({"max_tokens": 5}, None, 5),
-        ({"max_completion_tokens": 6, "max_tokens": 5}, None, 6),
-        ({}, 7, 7),
-        ({"max_tokens": 0}, None, 0),
+        ({"max_tokens": 5}, None, 64_000, 5),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, None, None, 6),
+        ({}, 7, 64_000, 7),
+        ({}, None, 64_000, 64_000),
+        ({"max_tokens": 0}, None, 64_000, 0),
     ],
 )
-def test_the_limit_of_an_answer(fields: dict[str, Any], cap: int | None, limit: int) -> None:
-    assert request(chat(**fields), cap=cap)["max_tokens"] == limit
+def test_the_limit_of_an_answer(fields: dict[str, Any], cap: int | None, usual: int | None, limit: int) -> None:
+    assert request(chat(**fields), cap=cap, usual=usual)["max_tokens"] == limit
 
 
 def test_neutral_values_ask_for_nothing() -> None:
@@ -88,7 +90,7 @@ def test_neutral_values_ask_for_nothing() -> None:
 def test_what_anthropic_cannot_do_is_refused_or_dropped_by_name(changes: dict[str, Any], name: str) -> None:
     error = refusal(**changes)
     assert error.param == name and error.code == "unsupported_parameter"
-    sent = DIALECT.request(chat(**changes), "claude", None, True)
+    sent = DIALECT.request(chat(**changes), "claude", Limits(), True)
     assert [dropped.partition(" ")[0] for dropped in sent.dropped] == [name]
     message = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
     assert json.loads(sent.body) == {"model": "claude", "messages": [message], "max_tokens": 4096}
@@ -191,12 +193,12 @@ def test_what_a_response_cannot_say_in_chat_is_refused_here_too() -> None:
     call = decoded(ResponsesSurface(), {"model": "m", "input": "q", "tools": [{"type": "web_search"}]})
     with pytest.raises(ApiError, match="web_search"):
         request(call)
-    assert DIALECT.request(call, "claude", None, True).dropped == ("tools[0] (web_search)",)
+    assert DIALECT.request(call, "claude", Limits(), True).dropped == ("tools[0] (web_search)",)
 
 
 def test_only_conversations() -> None:
     with pytest.raises(ApiError, match="completions"):
-        DIALECT.request(decoded(CompletionsSurface(), {"model": "m", "prompt": "a"}), "claude", None, True)
+        DIALECT.request(decoded(CompletionsSurface(), {"model": "m", "prompt": "a"}), "claude", Limits(), True)
 
 
 def test_counting_tokens() -> None:
@@ -217,6 +219,6 @@ def test_counting_tokens() -> None:
 def test_betas_of_its_own_callers() -> None:
     body = {"model": "m", "max_tokens": 5, "messages": BODY["messages"]}
     call = dataclasses.replace(decoded(MessagesSurface(), body), betas="context-1m-2025-08-07")
-    assert DIALECT.request(call, "claude", None, False).headers == {"anthropic-beta": "context-1m-2025-08-07"}
+    assert DIALECT.request(call, "claude", Limits(), False).headers == {"anthropic-beta": "context-1m-2025-08-07"}
     assert DIALECT.count_request(call, "claude").headers == {"anthropic-beta": "context-1m-2025-08-07"}
-    assert DIALECT.request(chat(), "claude", None, False).headers == {}
+    assert DIALECT.request(chat(), "claude", Limits(), False).headers == {}

@@ -3,14 +3,13 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
 from sqlalchemy import func, insert, select, text, update
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ids import new_id
 from billing.tables import batch, batch_line
@@ -20,13 +19,6 @@ from gateway.batches.store import cancel_batch, create_batch, find_batch
 from tests.gateway.running import People, make_people
 
 NO_GRACE = timedelta()
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(database_url, pool_size=20)
-    yield engine
-    await engine.dispose()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.settings import UpstreamSettings
-from gateway.upstreams.dialect import Dialect
+from gateway.upstreams.dialect import Dialect, Limits
 from gateway.upstreams.kinds import KINDS, KindName
 from gateway.upstreams.upstream import Upstream
 from tests.gateway.samples import chat_call
@@ -20,7 +20,7 @@ def dialect(kind: KindName, **settings: Any) -> Dialect:
 
 
 def sent(dialect: Dialect, call: Call, max_output: int | None = None, drop: bool = False) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.json.decode(dialect.request(call, "theirs", max_output, drop).body)
+    body: dict[str, Any] = msgspec.json.decode(dialect.request(call, "theirs", Limits(max_output), drop).body)
     return body
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_honoured_is_refused_or_dropped_by_name(kind: KindName, n
         sent(dialect(kind), call)
     assert (caught.value.status, caught.value.param) == (400, name)
     assert name in caught.value.message and kind in caught.value.message
-    request = dialect(kind).request(call, "theirs", None, True)
+    request = dialect(kind).request(call, "theirs", Limits(), True)
     assert request.dropped == (name,)
     assert name not in msgspec.json.decode(request.body)
 

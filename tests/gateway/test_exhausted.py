@@ -1,18 +1,21 @@
 """Whatever the wire format and whoever pays: refused once exhausted, in one shape, and asked for once."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any
 
 import httpx
 import pytest
+from anthropic import AsyncAnthropic
 from openai import APIStatusError, AsyncOpenAI, RateLimitError
 
 from billing.budgets import set_budget
 from billing.limits import set_limit
 from billing.people import restrict_key
 from billing.restrictions import Restrictions
+from tests.gateway.pooled import until
 from tests.gateway.running import CHAT, Gateway
 from tests.gateway.scripted import Scripted
 
@@ -141,3 +144,25 @@ async def test_the_sdk_asks_once_where_waiting_does_not_help(tagged: Gateway) ->
         await client.chat.completions.create(**CHAT)
     assert limited.value.code == "rate_limit_exceeded"
     await tagged.row()
+
+
+@pytest.mark.parametrize("vendor", ["openai", "anthropic"])
+async def test_the_sdks_come_back_when_a_limit_says_so(tagged: Gateway, upstream: Scripted, vendor: str) -> None:
+    """After as many seconds as Retry-After tells, and then they are served."""
+    async with tagged.engine.begin() as connection:
+        await set_limit(connection, "key", tagged.people.key, "concurrent", 1)
+    await on_its_way()
+    upstream.words, upstream.pause = ["a"] * 4, 0.15
+    first = asyncio.create_task(ask(tagged, "/v1/chat/completions"))
+    await until(lambda: upstream.chats)
+    began = time.monotonic()
+    if vendor == "openai":
+        client = AsyncOpenAI(base_url=f"{tagged.url}/v1", api_key=tagged.people.secret)
+        await client.chat.completions.create(**CHAT)
+    else:
+        async with AsyncAnthropic(base_url=tagged.url, api_key=tagged.people.secret) as anthropic:
+            await anthropic.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+    assert time.monotonic() - began >= 1.0, "it waited"
+    assert (await first).status_code == 200
+    rows = await tagged.rows(3)
+    assert sorted((row["status"], row["http_status"]) for row in rows) == [("ok", 200), ("ok", 200), ("refused", 429)]

@@ -137,6 +137,27 @@ async def test_sigterm_lets_streams_finish(launcher: Launcher, client: Gateway, 
     assert row["status"] == "ok", "its row was in the database before the process ended"
 
 
+async def test_a_signal_to_reload_does_not_end_a_gateway_that_starts(launcher: Launcher, port: int) -> None:
+    process = await launcher.start(port)
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            if "0" * 15 + "1" in _blocked_signals(process.pid):
+                break
+        process.send_signal(signal.SIGHUP)
+        await _until_it_listens(process, port)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def _blocked_signals(pid: int) -> str:
+    """The mask in hexadecimal, the lowest signal's bit last."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return next(line for line in status.splitlines() if line.startswith("SigBlk"))
+
+
 async def test_a_changed_configuration_is_taken_over_while_a_stream_goes_on(
     launcher: Launcher, client: Gateway, upstream: Scripted, port: int
 ) -> None:

@@ -16,6 +16,7 @@ from gateway.api.responses import ResponsesSurface
 from gateway.api.surface import Surface
 from gateway.errors import ApiError
 from gateway.upstreams.anthropic import AnthropicDialect
+from gateway.upstreams.dialect import Limits
 from tests.gateway.surfaces import chat_stream, chunk, streamed, whole
 
 
@@ -88,7 +89,7 @@ def test_any_json(surface: Surface, body: dict[str, Any], data: st.DataObject) -
         return
     for drop in (False, True):
         try:
-            request = AnthropicDialect().request(call, "claude", None, drop)
+            request = AnthropicDialect().request(call, "claude", Limits(), drop)
         except ApiError as error:
             assert error.status == 400
         else:

@@ -11,6 +11,7 @@ from gateway.api.messages import MessagesSurface
 from gateway.api.responses import ResponsesSurface
 from gateway.upstreams.anthropic import AnthropicDialect
 from gateway.upstreams.anthropic_decoder import AnthropicDecoder
+from gateway.upstreams.dialect import Limits
 from gateway.upstreams.frames import Frame
 from tests.gateway.surfaces import (
     USAGE,
@@ -104,7 +105,7 @@ TOOLS = st.fixed_dictionaries(
 @given(conversations(), PARAMETERS, st.just({}) | TOOLS)
 def test_a_request_to_anthropic_and_back(messages: list[Json], parameters: Json, tools: Json) -> None:
     body = {"model": "m", "messages": messages, **parameters, **tools}
-    request = AnthropicDialect().request(decoded(ChatSurface(), body), "m", None, False)
+    request = AnthropicDialect().request(decoded(ChatSurface(), body), "m", Limits(), False)
     assert request.dropped == ()
     call = MessagesSurface().decode(request.body)
     assert call.unsaid == ()
@@ -114,8 +115,8 @@ def test_a_request_to_anthropic_and_back(messages: list[Json], parameters: Json,
 @given(conversations(), PARAMETERS, st.just({}) | TOOLS)
 def test_anthropic_s_own_callers_are_not_translated(messages: list[Json], parameters: Json, tools: Json) -> None:
     body = {"model": "m", "messages": messages, **parameters, **tools}
-    theirs = AnthropicDialect().request(decoded(ChatSurface(), body), "m", None, False).body
-    request = AnthropicDialect().request(MessagesSurface().decode(theirs), "claude", None, False)
+    theirs = AnthropicDialect().request(decoded(ChatSurface(), body), "m", Limits(), False).body
+    request = AnthropicDialect().request(MessagesSurface().decode(theirs), "claude", Limits(), False)
     assert json.loads(request.body) == json.loads(theirs) | {"model": "claude"}
 
 
@@ -127,7 +128,7 @@ def test_thinking_in_a_round_of_tools(question: str, thought: str, signature: st
     result = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
     messages = [{"role": "user", "content": question}, answer | {"reasoning_details": [detail]}, result]
     body = {"model": "m", "messages": messages, "max_tokens": 5000, "reasoning_effort": "high"}
-    request = json.loads(AnthropicDialect().request(decoded(ChatSurface(), body), "m", None, False).body)
+    request = json.loads(AnthropicDialect().request(decoded(ChatSurface(), body), "m", Limits(), False).body)
     thinking = request["messages"][1]["content"][0]
     assert thinking == {"type": "thinking", "thinking": thought, "signature": signature}
     assert request["thinking"] == {"type": "adaptive"}

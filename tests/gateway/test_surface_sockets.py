@@ -1,7 +1,6 @@
 """Every surface over every upstream dialect, with the vendors' SDKs, over real sockets, down to the ledger."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import anthropic
@@ -9,32 +8,15 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 
-from tests.gateway.running import Gateway, running_gateway
+from tests.gateway.running import Gateway
 from tests.gateway.scripted import Connection, Request, Scripted
-from tests.gateway.surfaces import CALLS, INTERLEAVED, USAGE, chunk, usage_fields
-from tests.gateway.test_anthropic_answers import START, block, end
+from tests.gateway.surfaces import CALLS, chunk
+from tests.gateway.test_anthropic_answers import START, block
+from tests.gateway.vendors import QUESTION, anthropic_upstream, openai_upstream, send_events, with_claude
 
-QUESTION: Any = [{"role": "user", "content": "Weather and time?"}]
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
     for name in ("weather", "time")
-]
-USAGE_AT_END = usage_fields(USAGE)
-WHOLE_CALLS = [
-    {"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-    for id, name, arguments in CALLS
-]
-MESSAGE_USAGE = {
-    "input_tokens": 10,
-    "cache_read_input_tokens": 8,
-    "cache_creation_input_tokens": 2,
-    "output_tokens": 7,
-    "output_tokens_details": {"thinking_tokens": 3},
-}
-BLOCKS = [
-    {"type": "thinking", "thinking": "Two tools.", "signature": "S"},
-    {"type": "text", "text": "Let me look."},
-    *({"type": "tool_use", "id": id, "name": name, "input": arguments} for id, name, arguments in CALLS),
 ]
 
 
@@ -52,72 +34,9 @@ class Facts(NamedTuple):
 EXPECTED = Facts("Two tools.", "Let me look.", CALLS, "tools", (20, 8, 2, 7, 3))
 
 
-async def openai_upstream(request: Request, connection: Connection) -> None:
-    if not request.body.get("stream"):
-        message = {"role": "assistant", "content": "Let me look.", "reasoning_content": "Two tools."}
-        choice = {"index": 0, "message": message | {"tool_calls": WHOLE_CALLS}, "finish_reason": "tool_calls"}
-        reply = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m-1", "choices": [choice]}
-        await connection.json(reply | {"usage": USAGE_AT_END})
-        return
-    await connection.start()
-    for value in (chunk({"role": "assistant"}), chunk({"reasoning_content": "Two tools."}), *INTERLEAVED):
-        await connection.frame(value)
-    await connection.frame(chunk({}) | {"choices": [], "usage": USAGE_AT_END})
-    await connection.done()
-
-
-def anthropic_events() -> list[dict[str, Any]]:
-    start = {**START, "message": START["message"] | {"usage": MESSAGE_USAGE | {"output_tokens": 1}}}
-    found = [start]
-    for index, content in enumerate(BLOCKS):
-        kind = content["type"]
-        if kind == "thinking":
-            signed = {"type": "signature_delta", "signature": content["signature"]}
-            deltas = [{"type": "thinking_delta", "thinking": content["thinking"]}, signed]
-            found += block(index, {"type": kind, "thinking": "", "signature": ""}, *deltas)
-        elif kind == "text":
-            found += block(index, {"type": kind, "text": ""}, {"type": "text_delta", "text": content["text"]})
-        else:
-            text = json.dumps(content["input"])
-            deltas = [{"type": "input_json_delta", "partial_json": text[:5]}]
-            deltas += [{"type": "input_json_delta", "partial_json": text[5:]}]
-            found += block(index, content | {"input": {}}, *deltas)
-    delta, stop = end("tool_use")
-    return [*found, delta | {"usage": MESSAGE_USAGE}, stop]
-
-
-async def send_events(connection: Connection, events: list[dict[str, Any]]) -> None:
-    for event in events:
-        await connection.chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
-
-
-async def anthropic_upstream(request: Request, connection: Connection) -> None:
-    if request.body.get("stream"):
-        await connection.start()
-        await send_events(connection, anthropic_events())
-        await connection.send(b"0\r\n\r\n")
-        return
-    stop = {"stop_reason": "tool_use", "stop_sequence": None}
-    await connection.json(START["message"] | {"content": BLOCKS, "usage": MESSAGE_USAGE, **stop})
-
-
 @pytest.fixture
 def settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """With a model at an upstream of Anthropic's dialect."""
-    url = settings["upstreams"]["hosted"]["base_url"]
-    settings["upstreams"]["anthropic"] = {"kind": "anthropic", "base_url": url, "connect_window_seconds": 1.0}
-    price = settings["models"]["hosted"]["price"]
-    settings["models"]["claude"] = {
-        "upstreams": [{"upstream": "anthropic", "upstream_model": "claude-1", "cost": price}],
-        "price": price,
-    }
-    return settings
-
-
-@pytest.fixture
-async def claude(gateway: Gateway) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=gateway.url, api_key=gateway.people.secret, max_retries=2) as client:
-        yield client
+    return with_claude(settings)
 
 
 @pytest.fixture
@@ -297,124 +216,3 @@ async def check_failed_row(gateway: Gateway) -> None:
     (attempt,) = row["attempts"]
     assert attempt["output_text"] >= 3, "at least what was delivered"
     assert attempt["usage_source"] == "estimated"
-
-
-async def test_message_start_has_the_engine_s_own_count(gateway: Gateway, claude: AsyncAnthropic) -> None:
-    async with claude.messages.stream(model="tiny", max_tokens=9, messages=QUESTION) as events:
-        first = await anext(aiter(events))
-        assert first.type == "message_start"
-        usage = first.message.usage
-        assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (6, 4, 0)
-        message = await events.get_final_message()
-    assert message.content[0].type == "text" and message.content[0].text == "Hello world"
-    assert (message.stop_reason, message.usage.output_tokens) == ("end_turn", 3)
-
-
-async def test_counting_tokens(gateway: Gateway, upstream: Scripted, claude: AsyncAnthropic) -> None:
-    async def count(request: Request, connection: Connection) -> None:
-        await connection.json({"input_tokens": 42})
-
-    upstream.paths["/v1/messages/count_tokens"] = count
-    tools: Any = [{"name": "f", "input_schema": {"type": "object"}}]
-    assert (await claude.messages.count_tokens(model="tiny", messages=QUESTION, tools=tools)).input_tokens == 10
-    asked = next(request for request in upstream.requests if request.path == "/tokenize")
-    assert asked.body["tools"][0]["function"]["name"] == "f", "tools are part of the prompt"
-    assert (await claude.messages.count_tokens(model="claude", messages=QUESTION)).input_tokens == 42
-    with pytest.raises(anthropic.APIStatusError, match="cannot count tokens") as caught:
-        await claude.messages.count_tokens(model="hosted", messages=QUESTION)
-    assert caught.value.status_code == 501
-    assert len(await gateway.rows(3)) == 3, "the SDK did not try again"
-
-
-async def test_refusals_in_anthropic_s_shape(gateway: Gateway, upstreams: Scripted, claude: AsyncAnthropic) -> None:
-    async with AsyncAnthropic(base_url=gateway.url, api_key="no-key", max_retries=0) as stranger:
-        with pytest.raises(anthropic.AuthenticationError):
-            await stranger.messages.create(model="tiny", max_tokens=9, messages=QUESTION)
-    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
-        await claude.messages.create(model="nobody", max_tokens=9, messages=QUESTION)
-    with pytest.raises(anthropic.BadRequestError, match="container"):
-        await claude.messages.create(model="hosted", max_tokens=9, messages=QUESTION, extra_body={"container": "c"})
-    await claude.messages.create(model="claude", max_tokens=9, messages=QUESTION, extra_body={"container": "c"})
-    assert upstreams.requests[-1].body["container"] == "c"
-
-    async def refuse(request: Request, connection: Connection) -> None:
-        error = {"type": "invalid_request_error", "message": "max_tokens: too many"}
-        await connection.json({"type": "error", "error": error, "request_id": "req_1"}, 400)
-
-    upstreams.paths["/v1/messages"] = refuse
-    with pytest.raises(anthropic.BadRequestError, match="too many"):
-        await claude.messages.create(model="claude", max_tokens=9, messages=QUESTION)
-    with pytest.raises(openai.BadRequestError, match="too many") as caught:
-        await gateway.sdk.chat.completions.create(model="claude", messages=QUESTION)
-    assert caught.value.type == "invalid_request_error"
-
-
-async def test_a_response_is_not_kept(gateway: Gateway) -> None:
-    with pytest.raises(openai.BadRequestError, match="no responses are kept here") as caught:
-        await gateway.sdk.responses.create(model="tiny", input="q", previous_response_id="resp_1")
-    assert caught.value.param == "previous_response_id"
-
-
-async def test_embeddings_as_openai_s_clients_ask_for_them(gateway: Gateway, upstream: Scripted) -> None:
-    numbers = [i / 256 for i in range(768)]
-
-    async def embed(request: Request, connection: Connection) -> None:
-        data = [{"object": "embedding", "index": 0, "embedding": numbers}]  # whatever was asked for
-        usage = {"prompt_tokens": 3, "total_tokens": 3}
-        await connection.json({"object": "list", "data": data, "model": "m-1", "usage": usage})
-
-    upstream.paths["/v1/embeddings"] = embed
-    reply = await gateway.sdk.embeddings.create(model="hosted", input="text")
-    assert upstream.requests[-1].body["encoding_format"] == "base64"
-    assert reply.data[0].embedding == numbers
-    row = await gateway.row()
-    assert (row["attempts"][0]["input_fresh"], row["attempts"][0]["output_text"]) == (3, 0)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_text_completions(gateway: Gateway, upstream: Scripted, stream: bool) -> None:
-    async def complete(request: Request, connection: Connection) -> None:
-        def reply(text: str, finish: str | None) -> dict[str, Any]:
-            choice = {"index": 0, "text": text, "finish_reason": finish, "logprobs": None}
-            return {"id": "c", "object": "text_completion", "created": 1, "model": "m-1", "choices": [choice]}
-
-        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        if not request.body["stream"]:
-            await connection.json(reply("你好🙂", "stop") | {"usage": usage})
-            return
-        await connection.start()
-        await connection.frame(reply("你好", None))
-        await connection.frame(reply("🙂", "stop"))
-        await connection.frame(reply("", None) | {"choices": [], "usage": usage})
-        await connection.done()
-
-    upstream.paths["/v1/completions"] = complete
-    prompt = ["one", "two"]
-    sdk = gateway.sdk
-    if stream:
-        parts = await sdk.completions.create(model="hosted", prompt=prompt, stream=True)
-        text = "".join([part.choices[0].text async for part in parts])
-    else:
-        text = (await sdk.completions.create(model="hosted", prompt=prompt, stream=False)).choices[0].text
-    assert text == "你好🙂"
-    assert upstream.requests[-1].body["prompt"] == prompt
-    (attempt,) = (await gateway.row())["attempts"]
-    assert (attempt["input_fresh"], attempt["output_text"], attempt["usage_source"]) == (3, 2, "upstream")
-
-
-async def test_parameters_that_a_route_drops(settings: dict[str, Any], upstreams: Scripted) -> None:
-    settings["models"]["claude"]["drop_params"] = True
-    async with running_gateway(settings) as gateway:
-        raw = await gateway.sdk.chat.completions.with_raw_response.create(model="claude", messages=QUESTION, seed=1)
-        assert raw.headers["x-farthing-dropped-params"] == "seed"
-        assert "seed" not in upstreams.requests[-1].body
-
-
-async def test_both_vendors_clients_list_the_models(gateway: Gateway, claude: AsyncAnthropic) -> None:
-    named = [model.id async for model in gateway.sdk.models.list()]
-    assert named[:3] == ["auto", "small", "large"] and "claude" in named
-    found = [model async for model in claude.models.list()]
-    assert [model.id for model in found] == named
-    assert {(model.type, model.lifecycle, model.created_at.year > 2000) for model in found} == {
-        ("model", "active", True)
-    }
