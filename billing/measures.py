@@ -33,7 +33,6 @@ from billing.tables.usage import AMOUNTS, COUNTS, MEASURES
 NOTHING_DISPATCHED = ("refused", "invalid")
 """Statuses of operations that cost nothing because nothing was computed: their NULL money is not an unknown."""
 
-_MILLION = 1_000_000
 
 Measures = dict[str, ColumnElement[Any]]
 
@@ -107,7 +106,7 @@ def _attempts(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
             {
                 "cache_hits": _one_if(cached > 0),
                 **{name: attempt.c[name] for name in TOKEN_CLASSES},
-                "cache_saved": func.coalesce(cached * difference / _MILLION, 0),
+                "cache_saved": func.coalesce(cached * difference * literal_column("0.000001"), 0),
                 "cache_saved_unknown": case((difference.is_(None), cached), else_=0),
             },
         )
