@@ -82,6 +82,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
         admission=Admission(leases, dispatcher),
         dispatcher=dispatcher,
         spool=spool,
+        payloads=payloads,
         keep_alive=keep_alive,
         tracing=tracing,
         metrics=metrics,

@@ -4,10 +4,14 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from billing.charge import total
 from billing.ids import new_id
+from billing.in_flight import Slot
 from billing.leases import Hold
 from billing.people import Principal
 from billing.prices import Payer, PriceBook, Tier
@@ -22,6 +26,7 @@ from gateway.upstreams.usage import Usage
 
 CLIENT_CLOSED_STATUS = 499
 """The status nobody was there to read; nginx's number for it."""
+KILLED = "the gateway was killed in the middle of the answer"
 
 
 @dataclass(slots=True)
@@ -137,6 +142,8 @@ class Operation:
     """Tokens of output, over all choices, that a hard budget holds money for; None where nothing bounds the answer."""
     flight: Flight | None = None
     """What is now at an upstream."""
+    slot: Slot | None = None
+    """Of a stream that has begun: the row it has if this process is killed."""
     priced: list[Priced] | None = None
     """Set when the row has been written."""
 
@@ -194,6 +201,14 @@ class Operation:
             replica=self.hold.replica if self.hold else "",
             charges=self.hold.charges if self.hold else [],
         )
+
+    def begun(self, prompt_tokens: int, currency: str) -> OperationRecord:
+        """The row of a stream whose gateway is killed: an estimate for the reader; nobody pays for it."""
+        unpaid = Priced(TokenClasses(), "estimated", None, Decimal(0), None, None, None, billable=False)
+        record = self.record([unpaid] * len(self.attempts), currency)
+        ends: dict[str, Any] = {"status": "upstream_error", "error": KILLED}
+        last = msgspec.structs.replace(record.attempts[-1], tokens=TokenClasses(input_fresh=prompt_tokens), **ends)
+        return msgspec.structs.replace(record, attempts=[*record.attempts[:-1], last], **ends)
 
     def _attempt_record(self, attempt: Attempt, priced: Priced) -> AttemptRecord:
         account = attempt.account

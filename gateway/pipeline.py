@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from billing.payloads import Payloads
 from billing.prices import PriceBook
 from billing.spool import Spool, SpoolError
 from gateway.admission import Admission
@@ -31,6 +32,7 @@ from gateway.live import Live
 from gateway.operation import CLIENT_CLOSED_STATUS, Operation, Priced
 from gateway.prices import Prices
 from gateway.recall import Recall
+from gateway.recording import Recording
 from gateway.relay import StreamRelay, overdue, relay_whole
 from gateway.reply_headers import reply_headers
 from gateway.settings import ROLES
@@ -56,6 +58,7 @@ class Pipeline:
         admission: Admission,
         dispatcher: Dispatcher,
         spool: Spool,
+        payloads: Payloads,
         keep_alive: KeepAlive,
         tracing: Tracing,
         metrics: Metrics,
@@ -66,6 +69,7 @@ class Pipeline:
         self._admission = admission
         self._dispatcher = dispatcher
         self._spool = spool
+        self._payloads = payloads
         self._keep_alive = keep_alive
         self._tracing = tracing
         self._metrics = metrics
@@ -109,6 +113,8 @@ class Pipeline:
                         span.set_attribute("farthing.status", operation.status)
         finally:
             self._serving.discard(task)
+            if exchange.recording is not None:
+                self._payloads.put(exchange.recording.payload(operation.id))
 
     async def _end(self, operation: Operation, exchange: Exchange, surface: Surface, work: Awaitable[None]) -> None:
         """What becomes of an operation that `work` does not bring to its end itself."""
@@ -139,7 +145,11 @@ class Pipeline:
         await self._authenticate(operation, exchange, surface.api)
         if exchange.headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "unsupported_encoding", "Send the body without Content-Encoding.")
-        call = surface.decode(await exchange.read_body(limits.body_bytes, limits.body_seconds))
+        body = await exchange.read_body(limits.body_bytes, limits.body_seconds)
+        if operation.principal is not None and operation.principal.record_payloads:
+            exchange.recording = Recording(exchange.headers)
+            exchange.recording.request.add(body)
+        call = surface.decode(body)
         call = operation.call = self._attribute(operation, exchange, call)
         recall = Recall(operation, limits.drain_seconds)
         exchange.watch(recall.start)
@@ -207,6 +217,7 @@ class Pipeline:
                     writer = surface.writer(call)
                     if writer.needs_prompt_count:
                         writer.prompt_tokens = about_prompt(call)
+                    self._begin(operation, call)
                     with self._keep_alive.watching(exchange):
                         await StreamRelay(operation, call, exchange, writer, record).run(answer, headers)
                 else:
@@ -267,6 +278,14 @@ class Pipeline:
         if operation.attempts and operation.attempts[-1].ended is None:
             operation.attempts[-1].end("upstream_error", reason)
 
+    def _begin(self, operation: Operation, call: Call) -> None:
+        """From here on the stream has a row, also if this process is killed. Raises ApiError 503 without room."""
+        try:
+            operation.slot = self._spool.begin(operation.begun(about_prompt(call), self._live.settings.currency))
+        except SpoolError as error:
+            log.critical("stream not begun", operation=str(operation.id), reason=str(error))
+            raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
+
     async def _record(self, operation: Operation) -> list[Priced]:
         """Settle and spool the row, once; on return it survives any crash. Raises ApiError 503 when the disk fails."""
         if operation.priced is not None or operation.principal is None:
@@ -294,6 +313,8 @@ class Pipeline:
             except asyncio.CancelledError:  # it is written all the same
                 self._end_hold(operation, record.billed)
                 raise
+            if operation.slot is not None:
+                operation.slot.end()
             self._end_hold(operation, record.billed)
             return operation.priced
 

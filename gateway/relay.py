@@ -175,6 +175,8 @@ class StreamRelay:
     async def _flush(self) -> None:
         """Send what one piece of the upstream's stream had, at once; it counts as delivered when the socket took it."""
         if self._out and not self._exchange.gone:
+            if (slot := self._operation.slot) is not None:
+                slot.sent(self._attempt.delivered_characters + self._out_characters)
             await self._exchange.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
         self._out.clear()
         if self._exchange.gone:  # perhaps while we waited for its socket

@@ -1,0 +1,124 @@
+# ruff: noqa: F811 - fixtures come from another module
+"""kill -9 of the gateway, of PostgreSQL and of both, in the middle of streams and batches: one row for every answer."""
+
+import asyncio
+import signal
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from gateway.postgres import EmbeddedPostgres
+from migrations import upgrade
+from tests.gateway.running import Gateway, make_people
+from tests.gateway.scripted import Connection, Request, Scripted, frame
+from tests.gateway.test_process import Launcher, client, launcher, port  # noqa: F401 - fixtures
+
+
+async def two_words_and_silence(_: Request, connection: Connection) -> None:
+    await connection.start()
+    for n, word in enumerate(("Hello ", "world, how are you?")):
+        await connection.frame(frame({"content": word}, n + 1))
+    await connection.left()
+
+
+async def test_a_stream_of_a_killed_gateway_has_its_row(
+    launcher: Launcher,
+    client: Gateway,
+    upstream: Scripted,
+    port: int,
+) -> None:
+    upstream.script = two_words_and_silence
+    ids = []
+    async with launcher.running(port) as process:
+        request = {"model": "tiny", "messages": [{"role": "user", "content": "hi " * 50}], "stream": True}
+        async with client.http.stream("POST", "/v1/chat/completions", json=request) as answer:
+            ids.append(answer.headers["x-farthing-trace-id"])
+            seen = ""
+            async for piece in answer.aiter_text():
+                seen += piece
+                if "how are you" in seen:
+                    break
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+    await client.rows(0)
+    async with launcher.running(port):
+        (row,) = await client.rows(1)
+    assert str(row["id"]) == ids[0]
+    assert (row["status"], row["billed"], row["stream"]) == ("upstream_error", Decimal(0), True)
+    assert "killed" in row["error"]
+    (one,) = row["attempts"]
+    assert one["usage_source"] == "estimated" and not one["billable"]
+    assert (one["input_fresh"], one["output_text"]) == (len("hi " * 50) // 4, -(-len("Hello world, how are you?") // 4))
+
+
+@pytest.mark.timeout(120)
+async def test_every_answer_has_one_row_whoever_is_killed(
+    launcher: Launcher,
+    upstream: Scripted,
+    port: int,
+    postgres_folder: Path,
+) -> None:
+    """Gateway and PostgreSQL are killed in turn and together while calls go on; what callers saw is in the ledger."""
+    server = EmbeddedPostgres(postgres_folder / "killed", {"max_connections": "100"})
+    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(upgrade, server.url)
+    launcher.environment["FARTHING_DATABASE_URL"] = server.url
+    engine = create_async_engine(server.url, pool_pre_ping=True)
+    people = await make_people(engine)
+    answered: set[str] = set()
+    upstream.pause = 0.01
+
+    async def call(http: httpx.AsyncClient, number: int) -> None:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": number % 2 == 0}
+        while True:
+            try:
+                async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    if answer.status_code == 200:
+                        async for piece in answer.aiter_bytes():
+                            if piece:
+                                answered.add(answer.headers["x-farthing-trace-id"])
+                    else:
+                        await asyncio.sleep(0.05)
+            except httpx.TransportError:
+                await asyncio.sleep(0.05)
+
+    def kill_postgres() -> None:
+        process = server._process
+        assert process is not None
+        process.kill()
+        process.wait()
+
+    headers = {"authorization": f"Bearer {people.secret}"}
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=10, trust_env=False) as http:
+        callers = [asyncio.create_task(call(http, n)) for n in range(8)]
+        for victims in ("gateway", "postgres", "both", "both"):
+            async with launcher.running(port) as process:
+                await asyncio.sleep(0.8)
+                if victims != "gateway":
+                    await asyncio.to_thread(kill_postgres)
+                if victims == "postgres":
+                    await asyncio.sleep(0.5)
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+            if victims != "gateway":
+                await asyncio.to_thread(server.start)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.wait(callers)
+    assert len(answered) > 50
+    found = Gateway(url, people, engine, http)
+    async with launcher.running(port):
+        deadline = asyncio.get_running_loop().time() + 20
+        rows: list[dict[str, Any]] = []
+        while asyncio.get_running_loop().time() < deadline and not answered <= {str(row["id"]) for row in rows}:
+            await asyncio.sleep(0.1)
+            rows = await found._rows()
+    assert answered <= {str(row["id"]) for row in rows}
+    assert len({row["id"] for row in rows}) == len(rows)
+    await engine.dispose()
+    await asyncio.to_thread(server.stop)
