@@ -31,10 +31,11 @@ from gateway.keep_alive import KeepAlive
 from gateway.live import Live
 from gateway.operation import CLIENT_CLOSED_STATUS, Operation, Priced
 from gateway.prices import Prices
-from gateway.recall import Recall
+from gateway.recall import LOOK_SECONDS, Recall
 from gateway.recording import Recording
 from gateway.relay import StreamRelay, overdue, relay_whole
 from gateway.reply_headers import reply_headers
+from gateway.rounds import Rounds
 from gateway.settings import ROLES
 from gateway.settlement import about_prompt, price_attempt
 from gateway.telemetry import Metrics, Tracing
@@ -73,6 +74,7 @@ class Pipeline:
         self._keep_alive = keep_alive
         self._tracing = tracing
         self._metrics = metrics
+        self._recalls: Rounds[Recall] = Rounds(LOOK_SECONDS)
         self._serving: set[asyncio.Task[Any]] = set()
         metrics.in_flight.set_function(lambda: len(self._serving))
 
@@ -151,7 +153,7 @@ class Pipeline:
             exchange.recording.request.add(body)
         call = surface.decode(body)
         call = operation.call = self._attribute(operation, exchange, call)
-        recall = Recall(operation, limits.drain_seconds)
+        recall = Recall(operation, limits.drain_seconds, self._recalls)
         exchange.watch(recall.start)
         if not call.stream:
             recall.watch()

@@ -4,9 +4,11 @@ import asyncio
 import time
 
 from gateway.operation import Operation
+from gateway.rounds import Rounds
 
 ABORT_RETRY_SECONDS = 0.05
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.1
+"""Between two looks at the answers that take too long."""
 
 
 class Recall:
@@ -16,14 +18,14 @@ class Recall:
     can be called back, or the account does not come, the task is cancelled: `cancelled` tells its handler by whom.
     """
 
-    def __init__(self, operation: Operation, seconds: float) -> None:
+    def __init__(self, operation: Operation, seconds: float, rounds: Rounds["Recall"]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._serving = task
         self._operation = operation
         self._seconds = seconds
+        self._rounds = rounds
         self._running: asyncio.Task[None] | None = None
-        self._look_again: asyncio.TimerHandle | None = None
         self.cancelled = False
 
     def start(self) -> None:
@@ -34,29 +36,26 @@ class Recall:
     def watch(self) -> None:
         """Call back a whole answer of an engine that takes longer than it may: its connection, closed by a timeout,
         would take the account along."""
-        self._look_again = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        self._rounds.add(self)
 
     def close(self) -> None:
         """The answer is over: nothing is ended any more."""
         if self._running is not None:
             self._running.cancel()
-        if self._look_again is not None:
-            self._look_again.cancel()
+        self._rounds.discard(self)
 
     def uncancel(self) -> None:
         """The task goes on, after it was cancelled from here."""
         self._serving.uncancel()
 
-    def _look(self) -> None:
-        flight, left = self._operation.flight, LOOK_SECONDS
+    def look(self, now: float) -> None:
+        flight = self._operation.flight
         if flight is not None and flight.upstream.is_engine and self._operation.attempts:
             attempt = self._operation.attempts[-1]
-            left = attempt.started + flight.upstream.settings.first_byte_seconds - time.monotonic()
-            if left <= 0:
+            if now >= attempt.started + flight.upstream.settings.first_byte_seconds:
                 attempt.overdue = True
+                self._rounds.discard(self)
                 self.start()
-                return
-        self._look_again = asyncio.get_running_loop().call_later(max(left, ABORT_RETRY_SECONDS), self._look)
 
     async def _run(self) -> None:
         deadline = time.monotonic() + self._seconds

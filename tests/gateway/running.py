@@ -133,7 +133,7 @@ class Gateway:
             yield connection
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the test runner keeps its own
@@ -144,7 +144,7 @@ async def serving(settings: Settings) -> AsyncIterator[str]:
     """The gateway's URL while it runs; stopped as SIGTERM would."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = _Server(config(create_app(settings), settings))
+    server = Server(config(create_app(settings), settings))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import inspect
 import socket
 import ssl
 import subprocess
@@ -13,33 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from gateway.upstreams import client, connection
 from gateway.upstreams.client import HttpClient
 from gateway.upstreams.connection import Connection, HttpReply
 from gateway.upstreams.transport import BrokenError, UnreachableError
+from tests.gateway.loops import on_both_loops
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 OK = HEAD + b"content-length: 2\r\n\r\nhi"
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Test = Callable[..., Awaitable[None]]
-
-
-def on_both_loops(test: Test) -> Callable[..., None]:
-    """The test as one that pytest runs twice, each time on a loop of its own and for at most 20 seconds."""
-    own = inspect.Parameter("new_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    signature = inspect.signature(test)
-
-    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **fixtures: Any) -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(asyncio.wait_for(test(**fixtures), 20))  # type: ignore[arg-type]
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    run.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
-    loops = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
-    return pytest.mark.parametrize("new_loop", loops, ids=["asyncio", "uvloop"])(run)
 
 
 @contextlib.asynccontextmanager
@@ -331,6 +314,26 @@ async def test_who_answers_before_it_has_the_request_gets_no_other_on_that_conne
             assert (reply.status, await reply.read()) == (413, b"no")
             await reply.close()
     assert connections == 2
+
+
+@on_both_loops
+async def test_who_does_not_wait_any_longer_loses_nothing() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(HEAD + b"content-length: 5\r\n\r\n")
+        for byte in b"hello":
+            await asyncio.sleep(0.05)
+            writer.write(bytes([byte]))
+
+    async with server(handle) as url, http() as asking:
+        reply = await post(asking, url)
+        found = b""
+        while len(found) < 5:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.012):
+                    found += await reply.chunk()
+        assert (found, await reply.chunk()) == (b"hello", b"")
+        await reply.close()
 
 
 @on_both_loops

@@ -85,7 +85,7 @@ async def test_a_quick_caller_keeps_its_connection(gateway: Gateway) -> None:
 async def test_who_stops_reading_is_gone(
     gateway: Gateway, upstream: Scripted, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    monkeypatch.setattr("gateway.server.STALLED_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.caller_connection.STALLED_SECONDS", 0.5)
     upstream.words = ["x" * 100_000] * 1000
     async with gateway.raw_chat(model=model, stream=True) as (reader, writer):
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -96,7 +96,7 @@ async def test_who_stops_reading_is_gone(
 
 
 async def test_who_reads_slowly_is_not(gateway: Gateway, upstream: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.server.STALLED_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.caller_connection.STALLED_SECONDS", 0.5)
     upstream.words = ["x" * 100_000] * 100
     received = 0
     async with gateway.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:

@@ -1,0 +1,333 @@
+"""A caller's connection: HTTP/1.1 read by httptools, its requests handed to the ASGI application one after the other.
+
+It takes the place of uvicorn's own protocol, which costs more and lacks a deadline and a size limit for headers, bodies
+beside `Upgrade`, an end for callers that do not read, and word of a connection that is lost.
+"""
+
+import asyncio
+import time
+import urllib.parse
+from collections import deque
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.server import ServerState
+
+from gateway.caller_request import CallerRequest
+from gateway.exchange import PEER, Peer
+from gateway.rounds import Rounds
+
+MAX_HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_SECONDS = 5.0
+"""How long a connection without a request stays open."""
+STALLED_SECONDS = 60.0
+"""A caller that takes nothing of its answer for so long is gone: it would hold its place, here and upstream, for ever.
+"""
+_BAD = (b"400 Bad Request", b"What came cannot be read as a request.")
+_LATE = (b"408 Request Timeout", b"The request's headers did not come in time.")
+_LARGE = (
+    b"431 Request Header Fields Too Large",
+    b"Send fewer or shorter headers: %d bytes at most." % MAX_HEADER_BYTES,
+)
+
+
+class CallerConnection(asyncio.Protocol):
+    """`app`: an ASGI application. `header_seconds`: from a request's first byte, or the connection's begin, to the end
+    of the request's headers. `state` and `app_state` are uvicorn's, whose server closes and counts connections."""
+
+    __slots__ = (
+        "_app",
+        "_app_state",
+        "_client",
+        "_expects",
+        "_header_bytes",
+        "_header_seconds",
+        "_headers",
+        "_idle_since",
+        "_in_headers",
+        "_is_paused",
+        "_moved_at",
+        "_parser",
+        "_peer",
+        "_queue",
+        "_request",
+        "_rounds",
+        "_running",
+        "_server",
+        "_state",
+        "_transport",
+        "_unread",
+        "_unsent",
+        "_url",
+        "_waits_since",
+        "_writable",
+        "is_full",
+    )
+
+    def __init__(
+        self,
+        app: Any,
+        header_seconds: float,
+        rounds: "Rounds[CallerConnection]",
+        state: ServerState,
+        app_state: dict[str, Any],
+    ) -> None:
+        self.is_full = False
+        """What is written is not taken as fast: wait until it is `writable`."""
+        self._app = app
+        self._header_seconds = header_seconds
+        self._rounds = rounds
+        self._state = state
+        self._app_state = app_state
+        self._peer = Peer()
+        self._running: CallerRequest | None = None
+        self._queue: deque[CallerRequest] = deque()
+        """What was sent before the running one was answered."""
+        self._request: CallerRequest | None = None
+        """The latest."""
+        self._is_paused = False
+        self._in_headers = True
+        self._header_bytes = 0
+        self._unread = 0
+        """Received since the parser last made something of it: it holds a header's value until its end."""
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects = False
+        self._waits_since: float | None = time.monotonic()
+        """Since when headers are awaited."""
+        self._idle_since: float | None = None
+        self._unsent = 0
+        self._moved_at = 0.0
+        """When less or more than `_unsent` was last left to send."""
+        self._writable: asyncio.Event | None = None
+
+    # What a request needs
+
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return self._state.default_headers
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def writable(self) -> None:
+        if self._writable is not None:
+            await self._writable.wait()
+
+    def resume_reading(self) -> None:
+        if self._is_paused and not self._queue and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def answered(self, request: CallerRequest) -> None:
+        self._state.total_requests += 1
+        self._running = None
+        if not request.keep_alive:
+            self._transport.close()
+        if self._transport.is_closing():
+            return
+        if self._queue:
+            self._run(self._queue.popleft())
+        else:
+            self._idle_since = time.monotonic()
+        self.resume_reading()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # What the server and its clock call
+
+    def shutdown(self) -> None:
+        """No further request: the running one is the last."""
+        if self._running is None:
+            self._transport.close()
+        else:
+            self._running.keep_alive = False
+
+    def look(self, now: float) -> None:
+        unsent = self._transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._unsent:
+            self._unsent, self._moved_at = unsent, now
+        elif now - self._moved_at >= STALLED_SECONDS:
+            self._transport.abort()
+        if self._waits_since is not None and now - self._waits_since >= self._header_seconds:
+            self._refuse(_LATE)
+        elif self._idle_since is not None and now - self._idle_since >= KEEP_ALIVE_SECONDS:
+            self._transport.close()
+
+    def _refuse(self, answer: tuple[bytes, bytes]) -> None:
+        """Close the connection, with an answer unless another has begun."""
+        if self._running is None or not self._running.started:
+            status, text = answer
+            head = b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.write(head % (status, len(text)) + text)
+        self._transport.close()
+
+    def _run(self, request: CallerRequest) -> None:
+        self._running = request
+        task = asyncio.get_running_loop().create_task(request.run(self._app))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    def _pause_reading(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        self._server, self._client = get_local_addr(self._transport), get_remote_addr(self._transport)
+        self._parser = self._new_parser()
+        self._state.connections.add(cast(Any, self))
+        self._rounds.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(cast(Any, self))
+        self._rounds.discard(self)
+        for request in (self._running, self._request, *self._queue):
+            if request is not None:
+                request.lost()
+        self._running = self._request = None
+        self._queue.clear()
+        self.resume_writing()
+        del self._parser  # which holds us
+        self._peer.lost()
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self._writable = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+
+    def data_received(self, data: bytes) -> None:
+        self._idle_since = None
+        self._unread += len(data)
+        while data:
+            data = self._parse(data)
+        if self._unread > MAX_HEADER_BYTES:
+            self._refuse(_LARGE)
+        if self._running is None and self._waits_since is None:  # of a next request not all headers are here
+            self._waits_since = time.monotonic()
+
+    def _parse(self, data: bytes) -> bytes:
+        """What has to be parsed anew."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            return self._without_upgrade(data[stopped.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(_BAD)
+        return b""
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """The parser stopped behind the headers of a request that wishes to upgrade, whatever follows.
+
+        We offer no upgrade, so the request goes on as it is (RFC 9110, 7.8): parsed again without the wish. Java's
+        HttpClient sends `Upgrade: h2c` with its first POST.
+        """
+        if not self._asks_for_upgrade():
+            return b""
+        version = self._parser.get_http_version().encode()
+        head = [self._parser.get_method(), b" ", self._url, b" HTTP/", version, b"\r\n"]
+        for name, value in self._headers:
+            if name != b"upgrade":
+                head += [name, b": ", value, b"\r\n"]
+        self._parser = self._new_parser()
+        return b"".join([*head, b"\r\n", rest])
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # What follows a request that asks to close is for nobody, and no reason to refuse that request.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _asks_for_upgrade(self) -> bool:
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        self._peer.request_is_here = False
+        self._in_headers = True
+        self._header_bytes = 0
+        self._url = b""
+        self._headers = []
+        self._expects = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:  # a trailer behind the body could pass for what a proxy in front has checked
+            name = name.lower()
+            self._headers.append((name, value))
+            if name == b"expect":
+                self._expects = value.lower() == b"100-continue"
+        self._count(len(name) + len(value))
+
+    def _count(self, size: int) -> None:
+        self._unread = 0
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self._unread = 0
+        self._in_headers = False
+        self._waits_since = None
+        if self._transport.is_closing() or self._asks_for_upgrade():
+            return
+        version = self._parser.get_http_version()
+        old = version == "1.0"
+        self._request = CallerRequest(
+            self,
+            self._scope(version),
+            keep_alive=not old and self._parser.should_keep_alive(),
+            old=old,
+            expects=self._expects,
+        )
+        if self._running is None:
+            self._run(self._request)
+        else:
+            self._queue.append(self._request)
+            self._pause_reading()
+
+    def _scope(self, version: str) -> dict[str, Any]:
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": "http",
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "root_path": "",
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "server": self._server,
+            "client": self._client,
+            "state": self._app_state.copy(),
+            PEER: self._peer,
+        }
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        request = self._request
+        if request is not None and not request.complete and not self._transport.is_closing() and not request.adds(body):
+            self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._unread = 0
+        if self._request is not None and not self._transport.is_closing() and not self._asks_for_upgrade():
+            self._request.ends()
+            self._peer.request_is_here = True

@@ -1,0 +1,225 @@
+"""One request that came over a connection, as an ASGI application sees it: its body in, its answer out."""
+
+import asyncio
+import http
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol
+
+import structlog
+
+JOINED_BYTES = 64 * 1024
+"""An answer up to this size goes out in one piece with its headers."""
+BUFFERED_BYTES = 64 * 1024
+"""Of a body that nobody takes; then its connection is not read any further."""
+_STATUS_LINES = {int(status): f"HTTP/1.1 {status:d} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+_WITHOUT_BODY = (204, 304)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FAILED = b"Internal Server Error"
+_FAILED_HEADERS = [
+    (b"content-type", b"text/plain"),
+    (b"content-length", b"%d" % len(_FAILED)),
+    (b"connection", b"close"),
+]
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+log = structlog.get_logger()
+
+
+class Line(Protocol):
+    """The connection that a request came over."""
+
+    is_full: bool
+    """What was written is not taken as fast."""
+
+    def default_headers(self) -> list[tuple[bytes, bytes]]: ...
+    def write(self, data: bytes) -> None: ...
+    async def writable(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def answered(self, request: "CallerRequest") -> None: ...
+    def close(self) -> None: ...
+
+
+class CallerRequest:
+    """`receive` and `send` are ASGI's. What is sent after the caller has left is dropped.
+
+    `old`: of HTTP/1.0, which knows no chunks and keeps no connection.
+    """
+
+    __slots__ = (
+        "_continue",
+        "_event",
+        "_framing",
+        "_head",
+        "_left",
+        "_line",
+        "_more",
+        "_old",
+        "_pieces",
+        "_told_end",
+        "_unread",
+        "complete",
+        "disconnected",
+        "keep_alive",
+        "scope",
+        "started",
+    )
+
+    def __init__(self, line: Line, scope: dict[str, Any], *, keep_alive: bool, old: bool, expects: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.started = False
+        self.complete = False
+        """The whole answer was handed to the connection."""
+        self.disconnected = False
+        self._line = line
+        self._old = old
+        self._continue = expects
+        """It waits for a word before it sends its body."""
+        self._pieces: list[bytes] = []
+        self._unread = 0
+        self._more = True
+        self._told_end = False
+        self._event: asyncio.Event | None = None
+        self._framing: Literal["none", "length", "chunks", "close"] = "none"
+        self._head = b""
+        self._left = 0
+        """Bytes of the answer that are still to come by its content-length."""
+
+    async def run(self, app: Any) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            pass  # the server stops
+        except Exception as error:
+            log.error("the application failed", path=self.scope["path"], exc_info=error)
+        if self.complete or self.disconnected:
+            return
+        if self.started:
+            self._line.close()
+        else:
+            await self._fail()
+
+    async def _fail(self) -> None:
+        await self.send({"type": "http.response.start", "status": 500, "headers": _FAILED_HEADERS})
+        await self.send({"type": "http.response.body", "body": _FAILED})
+
+    # What its connection tells
+
+    def adds(self, piece: bytes) -> bool:
+        """More of its body. Whether there is room for yet more."""
+        self._pieces.append(piece)
+        self._unread += len(piece)
+        self._wake()
+        return self._unread <= BUFFERED_BYTES
+
+    def ends(self) -> None:
+        """All of its body has come."""
+        self._more = False
+        self._wake()
+
+    def lost(self) -> None:
+        self.disconnected = not self.complete
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._event is not None:
+            self._event.set()
+
+    # ASGI
+
+    async def receive(self) -> dict[str, Any]:
+        if self._continue and not self.started:
+            self._line.write(_CONTINUE)
+        self._continue = False
+        self._line.resume_reading()
+        while not self.disconnected and not self.complete:
+            if self._pieces or not (self._more or self._told_end):
+                pieces, self._pieces, self._unread = self._pieces, [], 0
+                self._told_end = not self._more
+                body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                return {"type": "http.request", "body": body, "more_body": self._more}
+            if self._event is None:
+                self._event = asyncio.Event()
+            self._event.clear()
+            await self._event.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if self._line.is_full and not self.disconnected:
+            await self._line.writable()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.start" and not self.started:
+            self._start(message["status"], message.get("headers", ()))
+        elif kind == "http.response.body" and self.started and not self.complete:
+            self._send(message.get("body", b""), not message.get("more_body", False))
+        else:
+            raise RuntimeError(f"{kind} cannot be sent now")
+
+    def _start(self, status: int, headers: Headers) -> None:
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        length: int | None = None
+        says_close = False
+        for name, value in (*self._line.default_headers(), *headers):
+            name = name.lower()
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection":
+                says_close = b"close" in value.lower()
+            elif name == b"transfer-encoding":  # ours to choose
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        self._framing = self._framed(status, length)
+        if self._framing == "chunks":
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if says_close or self._framing == "close":
+            self.keep_alive = False
+        if not self.keep_alive and not says_close:
+            lines.append(b"connection: close\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
+            raise RuntimeError("a header of the answer has a line break in it")
+        self.started = True
+        self._left = length or 0
+        if self._framing == "length":
+            self._head = head + b"\r\n"  # goes out with what follows at once
+        else:
+            self._line.write(head + b"\r\n")
+
+    def _framed(self, status: int, length: int | None) -> Literal["none", "length", "chunks", "close"]:
+        if status in _WITHOUT_BODY or self.scope["method"] == "HEAD":
+            return "none"
+        if length is not None:
+            return "length"
+        return "close" if self._old else "chunks"
+
+    def _send(self, body: bytes, last: bool) -> None:
+        if self._framing == "chunks":
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            data = data + b"0\r\n\r\n" if last else data
+        elif self._framing == "none":
+            data = b""
+        else:
+            data = body
+            if self._framing == "length":
+                data = self._counted(body, last)
+        if data:
+            self._line.write(data)
+        if last:
+            self.complete = True
+            self._wake()
+            self._line.answered(self)
+
+    def _counted(self, body: bytes, last: bool) -> bytes:
+        self._left -= len(body)
+        if self._left < 0 or (last and self._left):
+            raise RuntimeError("the answer is not as long as its content-length says")
+        head, self._head = self._head, b""
+        if not head:
+            return body
+        if len(body) <= JOINED_BYTES:
+            return head + body
+        self._line.write(head)
+        return body

@@ -1,0 +1,242 @@
+"""Callers' connections in front of any ASGI application: what HTTP allows a caller, and an application that fails."""
+
+import asyncio
+import contextlib
+import gc
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway import caller_connection
+from gateway.caller_connection import CallerConnection
+from gateway.caller_request import CallerRequest
+from gateway.server import connections
+from tests.gateway.loops import on_both_loops
+from tests.gateway.running import Server
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def answer(send: Any, body: bytes, *headers: tuple[bytes, bytes], status: int = 200) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def body_of(receive: Any) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        assert message["type"] == "http.request", message
+        body, more = body + message["body"], message["more_body"]
+    return body
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    body = b"%b %b" % (scope["raw_path"], await body_of(receive))
+    await answer(send, body, (b"content-length", b"%d" % len(body)))
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[int]:
+    """Its port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    made: Any = connections(app, 2.0)
+    server = Server(uvicorn.Config(app, http=made, lifespan="off", log_config=None, timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+        assert not task.done(), task.exception()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def said(port: int, *pieces: bytes, closes: bool = False) -> bytes:
+    """All that comes back until the connection is closed: by us after a moment, or by the server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+    found = b""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while data := await asyncio.wait_for(reader.read(1 << 20), 5 if closes else 0.2):
+            found += data
+        assert closes, f"it was closed: {found!r}"
+    writer.transport.abort()
+    return found
+
+
+@on_both_loops
+async def test_requests_in_a_row_are_answered_in_their_order() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.1 if scope["path"] == "/1" else 0)
+        await echo(scope, receive, send)
+
+    requests = [b"POST /%d HTTP/1.1\r\ncontent-length: 3\r\n\r\nb-%d" % (number, number) for number in (1, 2, 3)]
+    async with serving(slow) as port:
+        for pieces in ([b"".join(requests)], requests, [b"".join(requests)[:70], b"".join(requests)[70:]]):
+            found = await said(port, *pieces)
+            assert [found.count(b"/%d b-%d" % (number, number)) for number in (1, 2, 3)] == [1, 1, 1]
+            assert found.index(b"/1 b-1") < found.index(b"/2 b-2") < found.index(b"/3 b-3")
+
+
+@on_both_loops
+async def test_a_request_byte_by_byte() -> None:
+    request = b"POST /a HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+    async with serving(echo) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for place in range(len(request)):
+            writer.write(request[place : place + 1])
+            await asyncio.sleep(0)
+        assert await asyncio.wait_for(reader.readuntil(b"/a hi"), 5)
+        writer.transport.abort()
+
+
+@on_both_loops
+async def test_an_old_client_gets_no_chunks() -> None:
+    async with serving(lambda scope, receive, send: answer(send, b"hello")) as port:
+        head, _, body = (await said(port, b"GET / HTTP/1.0\r\n\r\n", closes=True)).partition(b"\r\n\r\n")
+        assert body == b"hello" and b"chunked" not in head and b"connection: close" in head
+        assert b"5\r\nhello\r\n0\r\n\r\n" in await said(port, GET)
+
+
+@pytest.mark.parametrize("status", [200, 204, 304])
+@on_both_loops
+async def test_an_answer_without_a_body(status: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"hello" if scope["method"] == "HEAD" else b"", status=status)
+
+    async with serving(app) as port:
+        method = b"HEAD" if status == 200 else b"GET"
+        found = await said(port, method + GET[3:], method + GET[3:])
+        assert found.count(b"HTTP/1.1 %d " % status) == 2 and b"hello" not in found
+        assert found.endswith(b"\r\n\r\n")
+
+
+@on_both_loops
+async def test_who_waits_for_a_word_before_the_body_gets_it() -> None:
+    head = b"POST /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    async with serving(echo) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hi")
+        assert (await asyncio.wait_for(reader.readuntil(b"/a hi"), 5)).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.transport.abort()
+
+    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"no", (b"connection", b"close"), status=403)
+
+    async with serving(refusing) as port:
+        assert (await said(port, head, closes=True)).startswith(b"HTTP/1.1 403 ")
+
+
+@on_both_loops
+async def test_what_follows_a_request_to_close_is_for_nobody() -> None:
+    closing = b"GET /a HTTP/1.1\r\nconnection: close\r\n\r\n"
+    async with serving(echo) as port:
+        found = await said(port, closing + GET.replace(b"/ ", b"/b "), closes=True)
+        assert found.count(b"HTTP/1.1 200") == 1 and found.endswith(b"/a ")
+
+
+@on_both_loops
+async def test_a_body_that_nobody_reads_is_passed_over() -> None:
+    async with serving(lambda scope, receive, send: answer(send, scope["raw_path"])) as port:
+        found = await said(port, b"POST /a HTTP/1.1\r\ncontent-length: 900000\r\n\r\n", b"x" * 900_000, GET)
+        assert found.count(b"HTTP/1.1 200") == 2
+
+
+@on_both_loops
+async def test_a_body_is_not_read_faster_than_the_application_takes_it() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(60)
+
+    async with serving(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\ncontent-length: 50000000\r\n\r\n")
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while sent < 50_000_000:
+                    writer.write(b"x" * 100_000)
+                    await writer.drain()
+                    sent += 100_000
+        writer.transport.abort()
+        assert sent < 20_000_000, "what the sockets' buffers hold, not all of it"
+
+
+@on_both_loops
+async def test_an_application_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/raises":
+            raise ValueError("secret")
+        if scope["path"] == "/late":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+            raise ValueError("secret")
+        if scope["path"] == "/splits":
+            await answer(send, b"", (b"x", b"a\r\ny: b"))
+        if scope["path"] == "/long":
+            await answer(send, b"hello", (b"content-length", b"2"))
+        if scope["path"] == "/short":
+            await answer(send, b"hello", (b"content-length", b"10"))
+
+    async with serving(app) as port:
+        for path in (b"raises", b"silent", b"splits"):
+            found = await said(port, GET.replace(b"/ ", b"/%b " % path), closes=True)
+            assert found.startswith(b"HTTP/1.1 500 ") and b"connection: close" in found, path
+            assert b"secret" not in found and b"y: b" not in found
+        for path in (b"late", b"long", b"short"):
+            found = await said(port, GET.replace(b"/ ", b"/%b " % path), closes=True)
+            assert b"HTTP/1.1 500" not in found and not found.endswith((b"0\r\n\r\n", b"hello")), path
+
+
+@on_both_loops
+async def test_nonsense_behind_a_request_never_becomes_part_of_its_answer() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(20):
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+            await asyncio.sleep(0.02)
+
+    async with serving(app) as port:
+        found = await said(port, GET, b"no request\r\n\r\n", closes=True)
+        assert found.count(b"HTTP/1.1") == 1 and b"part" in found and not found.endswith(b"0\r\n\r\n")
+
+
+@on_both_loops
+async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_connection, "KEEP_ALIVE_SECONDS", 0.2)
+    async with serving(echo) as port:
+        assert (await said(port, GET, closes=True)).startswith(b"HTTP/1.1 200 ")
+
+
+@on_both_loops
+async def test_a_large_answer_is_whole() -> None:
+    body = b"x" * 5_000_000
+    async with serving(lambda s, r, send: answer(send, body, (b"content-length", b"%d" % len(body)))) as port:
+        for _ in range(2):
+            assert len((await said(port, GET)).partition(b"\r\n\r\n")[2]) == len(body)
+
+
+@on_both_loops
+async def test_a_closed_connection_leaves_nothing_behind() -> None:
+    """Without a collection of garbage: what closes must not pile up until there is one."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(echo) as port:
+            for _ in range(3):
+                await said(port, GET, GET)
+            await asyncio.sleep(0.1)
+            assert not [one for one in gc.get_objects() if isinstance(one, CallerConnection | CallerRequest)]
+    finally:
+        gc.enable()
