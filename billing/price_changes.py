@@ -37,7 +37,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self) -> dict[str, tuple[object, object]]:
         """(before, after) of each field that changes."""
-        names = [name for name in PriceTerms.__struct_fields__ if name not in KEY]
+        shared = KEY if self.before is not None else (*KEY, "currency")
+        names = [name for name in PriceTerms.__struct_fields__ if name not in shared]
         pairs = {name: (getattr(self.before, name, None), getattr(self.terms, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -66,8 +67,8 @@ async def amended(
 ) -> Entry:
     """`which` with other amounts; what is not given stays as it is at that moment, or as `which`, a version, has it.
 
-    No amounts end it. A first price's cache writes cost as fresh input, its reasoning as other output, unless given. A
-    factor and parts take each other's place. Raises ValueError for what does not go together.
+    No amounts end it. Cache writes cost as fresh input and reasoning as other output, at first and for as long as they
+    do, unless given. A factor and parts take each other's place. Raises ValueError for what does not go together.
     """
     if isinstance(which, Price):
         before: PriceTerms | None = which
@@ -80,7 +81,7 @@ async def amended(
         kept = dict.fromkeys(kept)
     filled: dict[str, Any] = {**kept, **amounts}
     for name, default in (("input_cache_write", "input_fresh"), ("output_reasoning", "output_text")):
-        if before is None and name not in amounts:
+        if name not in amounts and kept[name] == kept[default]:
             filled[name] = filled[default]
     names: dict[str, Any] = {name: getattr(which, name) for name in (*KEY, "currency")}
     return Entry(terms=PriceTerms(**names, **filled), effective_at=effective_at)

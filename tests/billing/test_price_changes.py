@@ -83,6 +83,10 @@ async def test_what_is_not_given_stays_as_it_is(conn: AsyncConnection) -> None:
     assert (changed.input_fresh, changed.output_text, changed.input_cache_write) == (2, 4, None)
     first = (await amended(conn, terms(model="new"), {"input_fresh": Decimal(2)}, None)).terms
     assert (first.input_cache_write, first.output_text) == (2, None)
+    together = terms(output_reasoning=Decimal(4))
+    await prices.seed(conn, [together])
+    changed = (await amended(conn, together, {"output_text": Decimal(5)}, None)).terms
+    assert (changed.output_text, changed.output_reasoning) == (5, 5), "they cost the same, and go on doing so"
     own = terms(scope_kind="org", scope_id="x", tier="")
     assert (await amended(conn, own, {"factor": Decimal("0.5")}, None)).terms.input_fresh is None
     with pytest.raises(ValueError, match="not both"):
