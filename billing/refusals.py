@@ -4,6 +4,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from billing.allowances import Allowance, LimitKind, ScopeKind
+from billing.pots import EXACT
 
 
 class BudgetError(Exception):
@@ -75,7 +76,8 @@ def other_currency(
 
 def exhausted(terms: Allowance, amount: Decimal, remaining: Decimal, resets_at: datetime | None) -> BudgetExhausted:
     resets = "" if resets_at is None or terms.prepaid else f"; it resets at {resets_at:%Y-%m-%d %H:%M} UTC"
-    sentence = f"this call could cost {amount:f} {terms.currency} and {_budget(terms)} has {remaining:f} left{resets}"
+    cost, left = f"{_plain(amount)} {terms.currency}", f"{_plain(remaining)} left"
+    sentence = f"this call could cost {cost} and {_budget(terms)} has {left}{resets}"
     kind = WalletExhausted if terms.prepaid else BudgetExhausted
     return kind(terms, remaining, resets_at, sentence)
 
@@ -93,6 +95,11 @@ def exceeded(terms: Allowance, amount: Decimal, remaining: Decimal, reset_second
         return LimitExceeded("requests", terms, None if too_much else reset_seconds, sentence)
     sentence = f"this call could use {amount:f} tokens and {whose} of {limit:f} tokens a minute has {remaining:f} left"
     return LimitExceeded("tokens", terms, None if too_much else reset_seconds, sentence)
+
+
+def _plain(amount: Decimal) -> str:
+    """Without zeros at its end: they come of how leases are cut, and say nothing."""
+    return f"{amount.normalize(EXACT):f}"
 
 
 def _budget(terms: Allowance) -> str:

@@ -1,5 +1,6 @@
 """`farthing budgets …`: how much a scope may spend in a window. Heavy imports wait, as in cli.py."""
 
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
@@ -11,12 +12,21 @@ from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from billing.allowances import ScopeKind
     from billing.budgets import Budget
 
 Which = Annotated[
     str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; tag as name=value; model.")
 ]
 Org = Annotated[str, typer.Option(help="Organisation of the team or user.")]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--and",
+        metavar="SCOPE=WHICH",
+        help="Only calls that are in this one too, like model=large or tag=app=search; may be given more than once.",
+    ),
+]
 
 app = typer.Typer(help="Set, list and remove budgets.", no_args_is_help=True)
 
@@ -26,19 +36,22 @@ def set_(
     kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key, tag or model.")],
     which: Which,
     limit: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much may be spent in one window.")],
+    also: Also = None,
     window: Annotated[str, typer.Option(help="hour, day, week, month or none.")] = "month",
     time_zone: Annotated[str, typer.Option(help="Where its days begin, like Europe/Paris.")] = "UTC",
     currency: Annotated[str | None, typer.Option(help="Of the amount. Default: what the gateway bills in.")] = None,
     soft: Annotated[bool, typer.Option("--soft", help="Only count; refuse nothing.")] = False,
+    rollover: Annotated[bool, typer.Option("--rollover", help="What is left of a window adds to the next.")] = False,
+    rollover_cap: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="The most that is carried into a window; needs --rollover.")
+    ] = None,
     org: Org = "default",
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
     """Make a budget, or change the one that the scope has for this kind of window."""
-    try:
-        amount = Decimal(limit)
-    except InvalidOperation:
-        fail(f"{limit!r} is not an amount; write it like 12.50")
+    amount = decimal(limit)
+    cap = None if rollover_cap is None else decimal(rollover_cap)
 
     async def work(connection: "AsyncConnection") -> str:
         from typing import cast
@@ -47,7 +60,7 @@ def set_(
         from billing.budgets import set_budget
         from billing.windows import Window
 
-        charged_in = await _currency(connection, currency)
+        charged_in = await billed_in(connection, currency)
         identifier = await scope_id(connection, kind, which, org)
         await set_budget(
             connection,
@@ -55,14 +68,17 @@ def set_(
             identifier,
             cast(Window, window),
             amount,
+            also=await further_scopes(connection, also, org),
             currency=charged_in,
             time_zone=time_zone,
             hard=not soft,
+            rollover=rollover,
+            rollover_cap=cap,
         )
         return charged_in
 
     charged_in = in_database(work, database_url, data_dir)
-    typer.echo(f"{kind} {which}: {amount:f} {charged_in}, window {window}")
+    typer.echo(f"{scope_words(kind, which, also)}: {amount:f} {charged_in}, window {window}")
 
 
 @app.command("list")
@@ -79,10 +95,12 @@ def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: Dat
             "id": budget.id,
             "scope": budget.scope_kind,
             "scope_id": budget.scope_id,
+            "also": also_words(budget.also),
             "window": budget.window,
             "hard": budget.hard,
             "currency": budget.currency,
             "limit": budget.limit_amount,
+            "rolled_over": budget.rolled_over if budget.rollover else None,
             "settled": budget.settled,
             "leased": budget.leased,
             "resets_at": budget.resets_at,
@@ -110,7 +128,15 @@ def remove(
     typer.echo(f"removed {budget_id}")
 
 
-async def _currency(connection: "AsyncConnection", given: str | None) -> str:
+def decimal(written: str) -> Decimal:
+    """The amount that was written; ends here when it is none."""
+    try:
+        return Decimal(written)
+    except InvalidOperation:
+        fail(f"{written!r} is not an amount; write it like 12.50")
+
+
+async def billed_in(connection: "AsyncConnection", given: str | None) -> str:
     """The currency that the gateway on this database bills in; ends here when another is given, or none is known."""
     from billing.prices import billing_currency
 
@@ -120,6 +146,29 @@ async def _currency(connection: "AsyncConnection", given: str | None) -> str:
     if billed is not None and given not in (None, billed):
         fail(f"the gateway bills in {billed}; a budget in {given} could not be compared with its charges")
     return billed or str(given)
+
+
+def scope_words(kind: str, which: str, also: Sequence[str] | None) -> str:
+    """The scopes as they were given."""
+    return " and ".join([f"{kind} {which}", *(" ".join(pair.split("=", 1)) for pair in also or ())])
+
+
+def also_words(also: "Mapping[ScopeKind, str]") -> str | None:
+    """Further scopes in one column of a table."""
+    return ", ".join(f"{kind} {identifier}" for kind, identifier in also.items()) or None
+
+
+async def further_scopes(connection: "AsyncConnection", also: Sequence[str] | None, org: str) -> "dict[ScopeKind, str]":
+    """What was given as SCOPE=WHICH, as it is stored; ends here on what does not exist."""
+    found: dict[ScopeKind, str] = {}
+    for pair in also or ():
+        kind, equals, which = pair.partition("=")
+        if not (equals and which):
+            fail(f"{pair!r} is no further scope; write it like model=large or tag=app=search")
+        if kind in found:
+            fail(f"{kind} is there twice; a call has to be in all scopes, which are of different kinds")
+        found[kind] = await scope_id(connection, kind, which, org)  # type: ignore[index]  # scope_id knows all kinds
+    return found
 
 
 async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: str) -> str:

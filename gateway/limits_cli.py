@@ -5,7 +5,7 @@ from uuid import UUID
 
 import typer
 
-from gateway.budgets_cli import Org, Which, scope_id
+from gateway.budgets_cli import Also, Org, Which, also_words, further_scopes, scope_id, scope_words
 from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def set_(
     requests: Annotated[int | None, typer.Option(min=0, help="Requests a minute.")] = None,
     tokens: Annotated[int | None, typer.Option(min=0, help="Tokens a minute, prompt and output.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=0, help="Calls at the same time.")] = None,
+    also: Also = None,
     org: Org = "default",
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
@@ -43,13 +44,14 @@ def set_(
         from billing.limits import set_limit
 
         identifier = await scope_id(connection, kind, which, org)
+        further = await further_scopes(connection, also, org)
         for name, value in given.items():
             # The scope is checked by set_limit.
-            await set_limit(connection, cast(ScopeKind, kind), identifier, cast(LimitKind, name), value)
+            await set_limit(connection, cast(ScopeKind, kind), identifier, cast(LimitKind, name), value, also=further)
 
     in_database(work, database_url, data_dir)
     said = ", ".join(f"{value} {_WORDS[name]}" for name, value in given.items())
-    typer.echo(f"{kind} {which}: {said}")
+    typer.echo(f"{scope_words(kind, which, also)}: {said}")
 
 
 @app.command("list")
@@ -66,6 +68,7 @@ def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: Dat
             "id": limit.id,
             "scope": limit.scope_kind,
             "scope_id": limit.scope_id,
+            "also": also_words(limit.also),
             "kind": limit.kind,
             "limit": limit.limit,
             "leased": limit.leased,

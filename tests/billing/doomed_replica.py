@@ -24,7 +24,7 @@ async def serve(leases: Leases, spool: Spool) -> None:
         worst = Decimal(random.randrange(1, 100)) / 1000
         billed = worst * random.randrange(0, 101) / 100
         try:
-            hold = await admit(leases, str(worst), org="o", key=random.choice("ab"))
+            hold = await admit(leases, str(worst), org="o", key=random.choice("ab"), user="w")
         except BudgetExhausted:
             say("refused")
             await asyncio.sleep(0.01)

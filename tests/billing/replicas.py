@@ -48,9 +48,9 @@ async def budget(engine: AsyncEngine, kind: ScopeKind, scope: str, amount: str, 
         return await set_budget(conn, kind, scope, limit=Decimal(amount), **terms)
 
 
-async def limit(engine: AsyncEngine, kind: ScopeKind, scope: str, what: LimitKind, amount: int) -> UUID:
+async def limit(engine: AsyncEngine, kind: ScopeKind, scope: str, what: LimitKind, amount: int, **terms: Any) -> UUID:
     async with engine.begin() as conn:
-        return await set_limit(conn, kind, scope, what, amount)
+        return await set_limit(conn, kind, scope, what, amount, **terms)
 
 
 async def admit(leases: Leases, amount: str | None, tokens: int = 0, **scopes: str) -> Hold:

@@ -6,19 +6,24 @@ import random
 import signal
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing.budgets import set_budget
 from billing.ledger import Ledger
 from billing.spool import Spool
-from billing.tables import operation
+from billing.tables import operation, wallet_entry
+from billing.wallets import create_wallet, get_wallet, top_up
 from tests.billing.replicas import budget, budgets_of, wrong_sums
+
+_TOO_MANY_LEASES = text("SELECT budget_id, count(*) FROM lease GROUP BY budget_id, starts_at HAVING count(*) > :most")
+"""Of a dead process at most one is there, until the next one on its spool has copied that."""
 
 ROOT = Path(__file__).parents[2]
 REPLICAS = 2
@@ -39,7 +44,8 @@ async def live_and_be_killed(url: str, folder: Path, lines: int) -> set[str]:
 
 @pytest.mark.timeout(120 + 2 * SECONDS)
 async def test_killed_replicas_lose_nothing_and_never_overspend(database_url: str, tmp_path: Path) -> None:
-    """Now and then the budgets are raised, so that they are near their end for most of the time and not only once."""
+    """Now and then the budgets are raised and the wallet is topped up, so that they are near their end for most of the
+    time and not only once."""
     engine = create_async_engine(database_url)
     limits = {"o": Decimal(6), "a": Decimal(4), "b": Decimal(3)}
 
@@ -49,12 +55,21 @@ async def test_killed_replicas_lose_nothing_and_never_overspend(database_url: st
                 kind: Any = "org" if scope == "o" else "key"
                 await set_budget(conn, kind, scope, "none", amount, currency="USD")
 
+    async def fill(amount: int) -> None:
+        async with engine.begin() as conn:
+            await top_up(conn, wallet, Decimal(amount), expires_at=datetime.now(UTC) + timedelta(seconds=30))
+
     await set_all()
+    async with engine.begin() as conn:
+        wallet = await create_wallet(conn, "user", "w", currency="USD")
+    await fill(6)
     wrong: list[Any] = []
 
     async def watch() -> None:
         while True:
             wrong.extend(await wrong_sums(engine))
+            async with engine.connect() as conn:
+                wrong.extend(await conn.execute(_TOO_MANY_LEASES, {"most": 2 * REPLICAS}))
             await asyncio.sleep(0.01)
 
     async def raise_limits() -> None:
@@ -63,6 +78,7 @@ async def test_killed_replicas_lose_nothing_and_never_overspend(database_url: st
             for scope in limits:
                 limits[scope] += random.randrange(3)
             await set_all()
+            await fill(random.randrange(1, 4))
 
     end = time.monotonic() + SECONDS
 
@@ -85,11 +101,18 @@ async def test_killed_replicas_lose_nothing_and_never_overspend(database_url: st
     assert wrong == []
     async with engine.connect() as conn:
         rows = {str(row.id): row.billed for row in await conn.execute(select(operation.c.id, operation.c.billed))}
+        purse = await get_wallet(conn, wallet)
+        entries = await conn.execute(select(wallet_entry.c.kind, wallet_entry.c.amount, wallet_entry.c.uncollected))
+        entered = [tuple(row) for row in entries]
     budgets = await budgets_of(engine)
     assert len(spooled) > 50
     assert spooled <= rows.keys()
     assert all(budget.leased == 0 for budget in budgets.values())
     assert budgets["o"].settled == sum(rows.values()) == budgets["a"].settled + budgets["b"].settled
+    assert purse is not None and purse.held == 0
+    assert purse.balance == sum(amount for _, amount, _ in entered) >= 0
+    assert sum(rows.values()) == -sum(amount for kind, amount, _ in entered if kind == "capture")
+    assert not any(uncollected for *_, uncollected in entered)
     await engine.dispose()
 
 

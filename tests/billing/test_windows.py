@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.windows import BEGINNING, Window, window_bounds, zone
+from billing.windows import BEGINNING, Window, window_bounds, windows_between, zone
 
 NEW_YORK, TOKYO = ZoneInfo("America/New_York"), ZoneInfo("Asia/Tokyo")
 
@@ -100,3 +100,32 @@ def test_windows_tile_time(moment: datetime, window: Window, name: str) -> None:
     assert window_bounds(start, window, tz) == (start, end)
     assert window_bounds(end - timedelta(microseconds=1), window, tz) == (start, end)
     assert window_bounds(end, window, tz)[0] == end
+
+
+@given(moments, st.sampled_from(["hour", "day", "week", "month"]), st.sampled_from(ZONES), st.integers(0, 40))
+def test_windows_are_counted_as_they_come(moment: datetime, window: Window, name: str, count: int) -> None:
+    tz = ZoneInfo(name)
+    first = start = window_bounds(moment, window, tz)[0]
+    for _ in range(count):
+        end = window_bounds(start, window, tz)[1]
+        assert end is not None
+        start = end
+    assert windows_between(first, start, window, tz) == count
+
+
+@pytest.mark.parametrize("window", ["hour", "day", "week", "month"])
+@pytest.mark.parametrize("name", ["America/New_York", "Asia/Tokyo", "Australia/Lord_Howe", "Pacific/Apia"])
+def test_a_window_is_the_same_whoever_uses_it_first(window: Window, name: str) -> None:
+    """Its ends are those of the calendar: none begins with its first call. Over the clock changes of two years."""
+    tz = ZoneInfo(name)
+    for quarter in range(0, 2 * 366 * 96, 7):
+        moment = at("2010-12-31 23:00") + timedelta(minutes=15 * quarter)
+        start, end = window_bounds(moment, window, tz)
+        assert end is not None and start <= moment < end
+        local = start.astimezone(tz)
+        if (local.minute, local.second) != (0, 0):
+            assert name == "Australia/Lord_Howe" and window == "hour"
+        if window == "week":
+            assert local.weekday() == 0
+        if window == "month":
+            assert local.day == 1
