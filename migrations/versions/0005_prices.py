@@ -12,6 +12,12 @@ depends_on: str | Sequence[str] | None = None
 
 KEY = ["book", "model", "upstream", "tier", "effective_at"]
 NOW = sa.text("now()")
+REFUSE = """
+CREATE FUNCTION farthing_adjustment_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'adjustments are only added to: correct the price and re-rate once more';
+END $$
+"""
 
 
 def upgrade() -> None:
@@ -47,6 +53,11 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_adjustment_operation_id_number"), "adjustment", ["operation_id", "number"])
     op.create_index(op.f("ix_adjustment_started_at"), "adjustment", ["started_at"])
+    op.execute(REFUSE)
+    op.execute(
+        "CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON adjustment "
+        "FOR EACH STATEMENT EXECUTE FUNCTION farthing_adjustment_refuse()"
+    )
     op.create_table(
         "device_hour",
         sa.Column("upstream", sa.Text(), nullable=False),
@@ -103,6 +114,7 @@ def downgrade() -> None:
     """Overrides, priority prices and corrections have no place in the schema before: they go."""
     for name in ("device_account", "device_hour", "adjustment"):
         op.drop_table(name)
+    op.execute("DROP FUNCTION farthing_adjustment_refuse()")
     for name in ("price_override_id", "billable", "images", "tier"):
         op.drop_column("attempt", name)
     table = "price_version"
