@@ -10,6 +10,8 @@ import structlog
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
+from billing.alerts import evaluation, outbox
+from billing.alerts.checks.health import health_report
 from billing.housekeeping import Housekeeping, Job
 from billing.leases import Leases
 from billing.ledger import Ledger
@@ -71,6 +73,9 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
             Job("rollups", 60, refresh),
             Job("retention", 3600, partial(enforce, keep=settings.retention.keep())),
             Job("forget old writes", 3600, forget_old_writes),
+            Job("alerts", evaluation.EVERY_SECONDS, evaluation.Evaluation().run),
+            Job("alert outbox", outbox.EVERY_SECONDS, outbox.deliver),
+            health_report(spool),
         ],
     )
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)

@@ -9,6 +9,7 @@ import typer
 
 from gateway import (
     admins_cli,
+    alerts_cli,
     audit_cli,
     budgets_cli,
     check_cli,
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(budgets_cli.app, name="budgets")
 app.add_typer(limits_cli.app, name="limits")
+app.add_typer(alerts_cli.app, name="alerts")
 app.add_typer(people_cli.orgs, name="orgs")
 app.add_typer(people_cli.teams, name="teams")
 app.add_typer(people_cli.users, name="users")

@@ -42,7 +42,7 @@ class BudgetProjection(Parameters, frozen=True, kw_only=True):
 
 
 class Spike(Parameters, frozen=True, kw_only=True):
-    """Much more is spent than at the same hour before (`billing.alerts.detector`)."""
+    """Much more is spent in an hour than at the same time of the day or week before."""
 
     clear_minutes: int = 60
     score: float = 2.9
