@@ -27,13 +27,12 @@ import msgspec
 from billing.charge import charge, device_cost
 from billing.prices import Price, PriceBook
 from billing.records import TokenClasses, UsageSource
-from billing.usage import token_classes
 from engine.protocol import Account
 from gateway.call import Call
 from gateway.operation import Attempt, Operation, Priced
 from gateway.routing.rules import about_tokens
 from gateway.tiers import billed_tier
-from gateway.upstreams.usage import Usage
+from gateway.upstreams.usage import Usage, classes_of
 from gateway.upstreams.usage_dialect import CostedUsage
 
 CHARACTERS_PER_TOKEN = 4
@@ -100,7 +99,7 @@ def _cost(attempt: Attempt, tokens: TokenClasses, images: int, price: Price | No
         return None if seconds is None else device_cost(price, seconds)
     if attempt.usage is None and not attempt.billable:
         return None
-    return charge(price, _reported(attempt.usage)[0] if attempt.usage else tokens, images)
+    return charge(price, classes_of(attempt.usage)[0] if attempt.usage else tokens, images)
 
 
 def count(attempt: Attempt, call: Call, most_output: int | None = None) -> tuple[TokenClasses, UsageSource, str | None]:
@@ -116,7 +115,7 @@ def count(attempt: Attempt, call: Call, most_output: int | None = None) -> tuple
     partial = attempt.cut or attempt.status == "upstream_error"
     usage = attempt.delivered if partial else attempt.usage
     if usage is not None:
-        reported, flag = _reported(usage)
+        reported, flag = classes_of(usage)
         odd = "; ".join(words for words in (attempt.odd, flag) if words) or None
         if not reported.prompt_tokens + reported.completion_tokens and attempt.delivered_characters:
             return _estimate(attempt, call, most_output), "estimated", "; ".join(filter(None, (odd, NOTHING_USED)))
@@ -135,17 +134,6 @@ def _of_account(account: Account) -> TokenClasses:
         input_cache_write=account.input_cache_write,
         output_text=account.output_text,
         output_reasoning=account.output_reasoning,
-    )
-
-
-def _reported(usage: Usage) -> tuple[TokenClasses, str | None]:
-    return token_classes(
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        total_tokens=usage.total_tokens,
     )
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+from billing.records import TokenClasses
+from billing.usage import token_classes
+
 
 class _PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
@@ -44,6 +47,18 @@ class Usage(msgspec.Struct, frozen=True):
     @property
     def reasoning_tokens(self) -> int:
         return (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
+
+
+def classes_of(usage: Usage) -> tuple[TokenClasses, str | None]:
+    """The five disjoint classes of what was reported, and what was inconsistent in it."""
+    return token_classes(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        total_tokens=usage.total_tokens,
+    )
 
 
 _DECODER = msgspec.json.Decoder(Usage | None)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import Any
 
+from billing.limits import set_limit
 from tests.gateway.pooled import answering, hanging, pooled, said, until
 from tests.gateway.scripted import Connection, Request, Script, Scripted
 
@@ -87,3 +88,48 @@ async def test_a_caller_who_leaves_ends_both(settings: dict[str, Any]) -> None:
         row = await gateway.row()
         assert (row["status"], {x["status"] for x in row["attempts"]}) == ("client_closed", {"client_closed"})
         await until(lambda: set(ended) == {"a", "b"})
+
+
+async def test_a_slower_one_does_not_count_in_the_limit_of_tokens(settings: dict[str, Any]) -> None:
+    """The caller pays for one answer, and so only that one is what it used."""
+    async with pooled(settings, hedge_after_seconds=0.1) as (gateway, a, _):
+        a.script = hanging
+        async with gateway.engine.begin() as connection:
+            await set_limit(connection, "key", gateway.people.key, "tokens", 2_000)
+        await asyncio.sleep(0.3)  # until the gateway has heard of it
+        messages = [{"role": "user", "content": "x" * 1_000}]
+        assert (await gateway.chat(model="pair", messages=messages, max_tokens=5)).status_code == 200
+        row = await gateway.row()
+        assert row["attempts"][0]["input_fresh"] > 200, "what the slower one read is only estimated"
+        answer = await gateway.chat(model="pair", messages=messages, max_tokens=5)
+        left = int(answer.headers["x-ratelimit-remaining-tokens"])
+        prompt = 2_000 - left - 15 - 5  # 15: of the first answer
+        assert 1_000 < prompt < 1_200, "held for the second: its bytes and a template"
+
+
+async def test_a_second_takes_its_place_at_once(settings: dict[str, Any]) -> None:
+    """Nobody else may take the last place between the choice of an upstream and the request to it."""
+    running = most = 0
+
+    async def counted(_: Request, connection: Connection) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        await said(connection)
+
+    limited = [{"upstream": "a", "weight": 10**9}, {"upstream": "b", "max_concurrent": 1}]
+    async with pooled(settings, hedge_after_seconds=0.1, upstreams=limited) as (gateway, a, b):
+        a.script, b.script = answering_after(0.4), counted
+        answers = await asyncio.gather(*(gateway.chat(model="pair") for _ in range(20)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert b.chats and most == 1
+
+
+def answering_after(seconds: float) -> Script:
+    async def script(_: Request, connection: Connection) -> None:
+        await asyncio.sleep(seconds)
+        await said(connection)
+
+    return script

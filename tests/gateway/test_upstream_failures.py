@@ -65,6 +65,7 @@ async def test_an_error_frame_from_the_upstream(gateway: Gateway, upstream: Scri
 async def test_a_stream_of_junk(gateway: Gateway, upstream: Scripted, junk: bytes) -> None:
     async def script(_: Request, connection: Connection) -> None:
         await connection.start()
+        await connection.frame(frame({"content": "a"}, 1))
         await connection.chunk(junk)
         await connection.done()
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from billing.records import TokenClasses
-from billing.usage import token_classes
 from gateway.settings import UpstreamSettings
 from gateway.upstreams.kinds import KINDS, KindName
 from gateway.upstreams.upstream import Upstream
-from gateway.upstreams.usage import Usage
+from gateway.upstreams.usage import classes_of
 from gateway.upstreams.usage_dialect import CostedUsage, VendorUsage
 from tests.gateway.samples import chat_call
 
@@ -69,21 +68,10 @@ def of(*counts: int) -> TokenClasses:
     return TokenClasses(**dict(zip(TokenClasses.__struct_fields__, counts, strict=True)))
 
 
-def classified(usage: Usage) -> tuple[TokenClasses, str | None]:
-    return token_classes(
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        total_tokens=usage.total_tokens,
-    )
-
-
 def classes(dialect: VendorUsage, usage: dict[str, Any]) -> tuple[TokenClasses, str | None]:
     found, odd = dialect.normalise(json.dumps(usage).encode())
     assert found is not None
-    tokens, flag = classified(found)
+    tokens, flag = classes_of(found)
     return tokens, odd or flag
 
 
@@ -167,4 +155,4 @@ def test_old_builds_of_llama_cpp_tell_the_cached_tokens_in_their_timings() -> No
     usage = {"prompt_tokens": 15, "completion_tokens": 11}
     reply = {"choices": [], "usage": usage, "timings": {"cache_n": 12, "prompt_n": 3}}
     frame = decoder.whole(json.dumps(reply).encode())
-    assert frame.usage is not None and classified(frame.usage)[0] == of(3, 12, 0, 11, 0)
+    assert frame.usage is not None and classes_of(frame.usage)[0] == of(3, 12, 0, 11, 0)
