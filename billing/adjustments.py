@@ -30,6 +30,7 @@ Amount = Literal["billed", "cost"]
 
 PAGE = 1_000
 """Attempts in one query."""
+_LOCK = 0x6661727468_05  # "farth", 5: one re-rates at a time
 _ID_SLACK = timedelta(hours=1)  # an id may be made a little before or after `started_at` is read
 
 
@@ -70,6 +71,9 @@ class _Rates:
 
     def __init__(self, versions: Sequence[Price]) -> None:
         self.versions = {version.id: version for version in versions}
+        self._of: dict[tuple[str, str, str], list[Price]] = {}
+        for version in versions:
+            self._of.setdefault((version.book, version.model, version.upstream), []).append(version)
         self._whole = PriceBook(versions)
         self._moments = sorted({version.effective_at for version in versions})
         self._books: dict[int, PriceBook] = {}
@@ -84,8 +88,8 @@ class _Rates:
         """Whether a version that may be the call's was entered after it (ids tell the time) and holds from before."""
         return any(
             version.id > row.operation_id and version.effective_at <= row.operation_started_at
-            for version in self.versions.values()
-            if version.book == book and version.model in models and version.upstream == upstream
+            for model in models
+            for version in self._of.get((book, model, upstream), ())
         )
 
 
@@ -110,7 +114,7 @@ async def rerate(
         raise ValueError(f"the period ends at {end.isoformat()}, which is not after its start {start.isoformat()}")
     if not reason.strip():
         raise ValueError("say why: the reason stands in every adjustment")
-    await prices.lock(conn)  # one run after the other, and no price changes under it
+    await conn.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # so that two at once do not both add the same
     rates = _Rates(await prices.load_all(conn))
     seen = adjusted = unpriced = 0
     sums: dict[Amount, dict[str, Decimal]] = {"billed": {}, "cost": {}}
@@ -214,7 +218,7 @@ def _billed(row: Row[Any], rates: _Rates) -> _Changed:
     if not row.billable or row.routed_model is None or not rates.corrected(row, "sale", (row.routed_model, "")):
         return _UNCHANGED
     payer = Payer(row.org_id, row.team_id, row.key_id)
-    price = rates.at(row.operation_started_at).sale(row.routed_model, row.tier, payer)
+    price = _comparable(rates.at(row.operation_started_at).sale(row.routed_model, row.tier, payer), row)
     return _changed(row.billed, row.billed_before, charge(price, _tokens(row), row.images), price)
 
 
@@ -227,8 +231,13 @@ def _cost(row: Row[Any], rates: _Rates) -> _Changed:
     unknown = row.cost is None and (row.status == "ok" or _seconds(row) is not None)
     if not unknown and (row.cost is None or used is None or _computed(used, row) != row.cost):
         return _UNCHANGED
-    price = rates.at(row.operation_started_at).cost(row.model, row.upstream, row.tier)
+    price = _comparable(rates.at(row.operation_started_at).cost(row.model, row.upstream, row.tier), row)
     return _changed(row.cost, row.cost_before, None if price is None else _computed(price, row), price)
+
+
+def _comparable(price: Price | None, row: Row[Any]) -> Price | None:
+    """None also where it is in another currency than the operation."""
+    return None if price is None or price.currency != row.currency else price
 
 
 def _changed(recorded: Decimal | None, before: Decimal | None, amount: Decimal | None, price: Price | None) -> _Changed:

@@ -134,14 +134,14 @@ class Price(PriceTerms, frozen=True, kw_only=True):
 class PriceBook:
     """The prices in force at a moment, and how they change after it.
 
-    `prices`: all versions in force then or to come. With `currency`, those in another one are left out: what they say
-    is no number of what is billed.
+    `prices`: all versions in force then or to come. With `currency`, amounts in another one are left out: they are no
+    numbers of what is billed.
     """
 
     def __init__(self, prices: Iterable[Price], now: datetime | None = None, currency: str | None = None) -> None:
         self.now = now or datetime.now(UTC)
         self._versions = sorted(
-            (price for price in prices if currency in (None, price.currency)),
+            (price for price in prices if currency in (None, price.currency) or price.factor is not None),
             key=lambda price: (price.effective_at, price.id),
         )
         in_force = {_key(price): price for price in self._versions if price.effective_at <= self.now}

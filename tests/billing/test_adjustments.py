@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -165,6 +166,15 @@ async def test_what_lost_its_price_keeps_its_amount(conn: AsyncConnection) -> No
     await book(conn, SALE)
     await call(conn)
     await correct(conn, (await prices.load(conn)).sale("m"))
+    done = await rerate(conn)
+    assert (done.adjusted, done.unpriced) == (0, 1)
+
+
+async def test_a_price_in_another_currency_says_nothing_about_a_call(conn: AsyncConnection) -> None:
+    await book(conn, SALE)
+    await call(conn)
+    euros = msgspec.structs.replace(SALE, currency="EUR", input_fresh=Decimal(1))
+    await prices.insert_version(conn, euros, LONG_AGO, "configuration")
     done = await rerate(conn)
     assert (done.adjusted, done.unpriced) == (0, 1)
 

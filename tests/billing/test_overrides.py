@@ -116,6 +116,8 @@ def test_of_two_versions_of_one_moment_the_later_entered_holds() -> None:
 def test_prices_in_another_currency_are_no_prices() -> None:
     book = PriceBook([LISTED, price(model="n", input_fresh=Decimal(1)), price(model="n", currency="EUR")], NOW, "EUR")
     assert book.sale("m") is None and book.sale("n") is None
+    half, euros = override("org", factor=Decimal("0.5")), price(currency="EUR", input_fresh=Decimal(8))
+    assert fresh(PriceBook([half, euros], NOW, "EUR")) == 4, "a factor is one in every currency"
 
 
 def test_tiers_of_sale_and_cost() -> None:
