@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.people import MissingError, TakenError
 from gateway.admin import (
     administrators,
+    alerts,
     audit,
     budgets,
     exports,
@@ -51,6 +52,7 @@ ROUTES: list[HTTPRouteHandler] = [
     *usage.ROUTES,
     *exports.ROUTES,
     *invoices.ROUTES,
+    *alerts.ROUTES,
     *administrators.ROUTES,
     *audit.ROUTES,
 ]
