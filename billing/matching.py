@@ -29,6 +29,9 @@ class Filed(NamedTuple):
                 yield from accounts
 
 
+_NOT_KNOWN = Filed((), ())
+
+
 class Matching:
     """What is known of scopes; `unknown` is what has to be asked for."""
 
@@ -42,14 +45,16 @@ class Matching:
         """The accounts that apply to a call of these scopes; None (and they are noted) while one is not known."""
         found: list[Account] = []
         missing = False
-        known, unknown = self.scopes, self.unknown
+        known = self.scopes
         for kind, ids in scopes.items():
             for identifier in ids:
-                scope = (kind, identifier)
-                if scope not in known:
-                    unknown.add(scope)
+                filed = known.get((kind, identifier), _NOT_KNOWN)
+                if filed is None:
+                    continue
+                if filed is _NOT_KNOWN:
+                    self.unknown.add((kind, identifier))
                     missing = True
-                elif (filed := known[scope]) is not None:
+                else:
                     found += filed.alone
                     for kinds, by_ids in filed.together:
                         for others in product(*(scopes.get(other, ()) for other in kinds)):
