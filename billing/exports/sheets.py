@@ -19,7 +19,7 @@ Kind = Literal["text", "integer", "decimal", "seconds", "time", "flag"]
 Row = tuple[Any, ...]
 
 CSV_ROWS = 2_000
-PARQUET_ROWS = 50_000
+PARQUET_ROWS = 20_000
 """In one row group."""
 
 
