@@ -80,6 +80,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
     )
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)
     tracing, metrics = Tracing(), Metrics()
+    metrics.watch(ledger, payloads)
     pipeline = Pipeline(
         live=live,
         keys=keys,

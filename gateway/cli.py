@@ -16,6 +16,7 @@ from gateway import (
     exports_cli,
     invoices_cli,
     keys_cli,
+    ledger_cli,
     limits_cli,
     margins_cli,
     people_cli,
@@ -36,6 +37,7 @@ app.add_typer(keys_cli.app, name="keys")
 app.add_typer(budgets_cli.app, name="budgets")
 app.add_typer(limits_cli.app, name="limits")
 app.add_typer(alerts_cli.app, name="alerts")
+app.add_typer(ledger_cli.app, name="ledger")
 app.add_typer(people_cli.orgs, name="orgs")
 app.add_typer(people_cli.teams, name="teams")
 app.add_typer(people_cli.users, name="users")

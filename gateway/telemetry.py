@@ -20,6 +20,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from billing.ledger import Ledger
+from billing.payloads import Payloads
 from billing.records import TOKEN_CLASSES, OperationRecord
 
 
@@ -119,6 +121,19 @@ class Metrics:
         self._count_tokens = _kept(self._tokens)
         self._observe_seconds = _kept(self._seconds)
         self._observe_first = _kept(self._first)
+
+    def watch(self, ledger: Ledger, payloads: Payloads) -> None:
+        """Show what waits on its way into the database, and how much more can."""
+        for name, text, value in (
+            (
+                "farthing_spooled_operations",
+                "Operations that PostgreSQL does not have yet",
+                lambda: ledger.health().spooled,
+            ),
+            ("farthing_spool_free_bytes", "Room left on the disk under the spool", lambda: ledger.health().free_bytes),
+            ("farthing_payloads_dropped", "Payloads that found no room", lambda: payloads.dropped),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(value)
 
     def observe(self, record: OperationRecord) -> None:
         model = record.model or ""

@@ -23,6 +23,9 @@ async def test_without_room_nothing_is_dispatched(
         answer = await gateway.chat(max_tokens=5)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
         assert "no room" in answer.json()["error"]["message"]
+        ready = await gateway.http.get("/health/ready")
+        assert ready.status_code == 503 and "make room" in ready.json()["reasons"]["ledger"]
+        assert "farthing_spool_free_bytes 1e+06\n" in (await gateway.http.get("/metrics")).text
     assert not upstream.chats
     row = await gateway.row()
     assert (row["status"], row["http_status"], row["attempts"]) == ("upstream_error", 503, [])
