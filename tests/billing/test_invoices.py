@@ -32,7 +32,7 @@ from billing.invoices import (
 from billing.records import OperationRecord
 from billing.tables import invoice, invoice_line, operation, usage_day
 
-SEPTEMBER, OCTOBER, NOVEMBER = (datetime(2026, month, 1, tzinfo=UTC) for month in (9, 10, 11))
+AUGUST, SEPTEMBER, OCTOBER, NOVEMBER = (datetime(2026, month, 1, tzinfo=UTC) for month in (8, 9, 10, 11))
 
 
 def billed(records: list[OperationRecord]) -> Decimal:
@@ -211,6 +211,30 @@ async def test_what_cannot_be_invoiced_says_why(conn: AsyncConnection) -> None:
     ):
         with pytest.raises(ValueError, match=problem):
             await create_invoice(conn, household.org_id, month)
+
+
+async def test_what_comes_late_is_asked_of_a_team_or_of_its_org_never_of_both(conn: AsyncConnection) -> None:
+    rng = random.Random(12)
+    household, august = await filled(conn, 13, AUGUST, SEPTEMBER)
+    org_id, team_id = household.org_id, household.team_id
+    await create_invoice(conn, org_id, "2026-08", team_id=team_id)
+    late_for_the_team = list(operations(rng, household, AUGUST, SEPTEMBER, 20))
+    september = list(operations(rng, household, SEPTEMBER, OCTOBER, 20))
+    await store(conn, late_for_the_team + september)
+    second = await create_invoice(conn, org_id, "2026-09", team_id=team_id)
+    of_team = [record for record in late_for_the_team + september if record.team_id == team_id]
+    assert second.exact_total == billed(of_team)
+    assert {line.month for line in second.lines} == {"2026-08", "2026-09"}
+    rest = await create_invoice(conn, org_id, "2026-08")
+    assert rest.exact_total == billed([r for r in august + late_for_the_team if r.team_id is None])
+    later = list(operations(rng, household, AUGUST, SEPTEMBER, 20))
+    october = list(operations(rng, household, OCTOBER, NOVEMBER, 20))
+    await store(conn, later + october)
+    third = await create_invoice(conn, org_id, "2026-10", team_id=team_id)
+    assert third.exact_total == billed([record for record in october if record.team_id == team_id])
+    last = await create_invoice(conn, org_id, "2026-09")
+    without_a_team = [record for record in september if record.team_id is None]
+    assert last.exact_total == billed(later + without_a_team)
 
 
 async def test_each_currency_has_an_invoice_of_its_own(conn: AsyncConnection) -> None:
