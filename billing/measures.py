@@ -4,7 +4,7 @@ They come as rows to be summed, several for one operation: one that counts it, o
 each adjustment of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -34,30 +34,45 @@ NOTHING_DISPATCHED = ("refused", "invalid")
 """Statuses of operations that cost nothing because nothing was computed: their NULL money is not an unknown."""
 
 
+_OF_ATTEMPTS = {*TOKEN_CLASSES, "cache_hits", "cache_saved", "cache_saved_unknown"}
+_OF_ADJUSTMENTS = {"billed_adjustment", "cost_adjustment"}
+_OF_OPERATIONS = {*MEASURES} - _OF_ATTEMPTS - _OF_ADJUSTMENTS
+_NEEDED = (
+    *("id", "started_at", "org_id", "team_id", "user_id", "key_id", "tags", "requested_model", "model", "status"),
+    *("billed", "cost", "currency"),
+)
+"""Columns of `operation` that the measures are made of."""
+
 Measures = dict[str, ColumnElement[Any]]
 
 
-def ledger_rows(which: ColumnElement[bool]) -> Subquery:
-    """The measures of the operations that `which` (of `operation`'s columns) says, to be summed.
+def ledger_rows(which: ColumnElement[bool], measures: Collection[str] = MEASURES) -> Subquery:
+    """The `measures` of the operations that `which` (of `operation`'s columns) says, to be summed.
 
-    Columns: `at` (when the operation started), its owners, its `tags` and MEASURES.
+    Columns: `at` (when the operation started), its owners, its `tags` and `measures`. Where they need no attempts, none
+    are looked at.
     """
-    found = select(operation).where(which).cte("found")
+    found = select(*(operation.c[name] for name in _NEEDED)).where(which).cte("found")
     # The scalar subquery says no more than a join on the id does, and lets PostgreSQL skip earlier days' partitions.
     first = select(found.c.id).order_by(found.c.id).limit(1).scalar_subquery()
-    return union_all(_operations(found, first), _attempts(found, first), _adjustments(found, first)).subquery("rows")
+    parts = [
+        part(found, first, [name for name in MEASURES if name in measures])
+        for part, kinds in ((_operations, _OF_OPERATIONS), (_attempts, _OF_ATTEMPTS), (_adjustments, _OF_ADJUSTMENTS))
+        if kinds & {*measures}
+    ]
+    return union_all(*parts).subquery("rows")
 
 
 def summed(rows: FromClause) -> list[ColumnElement[Any]]:
-    """The sums of MEASURES, under their names. A sum of SUMS is NULL where none of it is known."""
+    """The sums of the measures in `rows`, under their names. A sum of SUMS is NULL where none of it is known."""
     sums: list[ColumnElement[Any]] = []
-    for name in MEASURES:
+    for name in (name for name in MEASURES if name in rows.c):
         total: ColumnElement[Any] = func.sum(rows.c[name])
         sums.append((cast(total, BigInteger) if name in COUNTS else total).label(name))
     return sums
 
 
-def _operations(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
+def _operations(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> Select[*tuple[Any, ...]]:
     changed = (
         select(
             adjustment.c.operation_id,
@@ -73,6 +88,7 @@ def _operations(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]
     dispatched = status.not_in(NOTHING_DISPATCHED)
     rows = _rows(
         found,
+        wanted,
         {
             "operations": literal_column("1"),
             "failed": _one_if(status == "upstream_error"),
@@ -95,7 +111,7 @@ def _changed(amount: ColumnElement[Any], by: ColumnElement[Any]) -> ColumnElemen
     return func.coalesce(amount + by, amount, by)
 
 
-def _attempts(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
+def _attempts(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> Select[*tuple[Any, ...]]:
     cached = attempt.c.input_cached
     override = price_version.alias("override")
     factor = func.coalesce(override.c.factor, 1)
@@ -103,6 +119,7 @@ def _attempts(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
     return (
         _rows(
             found,
+            wanted,
             {
                 "cache_hits": _one_if(cached > 0),
                 **{name: attempt.c[name] for name in TOKEN_CLASSES},
@@ -117,26 +134,26 @@ def _attempts(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
     )
 
 
-def _adjustments(found: CTE, first: ScalarSelect[Any]) -> Select[*tuple[Any, ...]]:
+def _adjustments(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> Select[*tuple[Any, ...]]:
     amounts: Measures = {
         f"{name}_adjustment": func.coalesce(adjustment.c[f"{name}_delta"], 0) for name in ("billed", "cost")
     }
-    joined = _rows(found, amounts).join(adjustment, adjustment.c.operation_id == found.c.id)
+    joined = _rows(found, wanted, amounts).join(adjustment, adjustment.c.operation_id == found.c.id)
     return joined.where(adjustment.c.operation_id >= first)
 
 
-def _rows(found: CTE, measures: Measures) -> Select[*tuple[Any, ...]]:
+def _rows(found: CTE, wanted: Sequence[str], measures: Measures) -> Select[*tuple[Any, ...]]:
+    """`wanted`, with those `measures` that this kind of row has and nothing for the others."""
     owners = [found.c[name] for name in ("org_id", "team_id", "user_id", "key_id")]
     model = func.coalesce(found.c.model, "").label("model")
     columns = [found.c.started_at.label("at"), *owners, model, found.c.currency, found.c.tags]
-    return select(*columns, *_filled(measures)).select_from(found)
+    return select(*columns, *(_filled(name, measures.get(name)) for name in wanted)).select_from(found)
 
 
-def _filled(measures: Measures) -> Iterable[ColumnElement[Any]]:
-    for name in MEASURES:
-        kind = BigInteger if name in COUNTS else Numeric
-        nothing = literal_column("0") if name in COUNTS or name in AMOUNTS else null()
-        yield cast(measures.get(name, nothing), kind).label(name)
+def _filled(name: str, measure: ColumnElement[Any] | None) -> ColumnElement[Any]:
+    kind = BigInteger if name in COUNTS else Numeric
+    nothing = literal_column("0") if name in COUNTS or name in AMOUNTS else null()
+    return cast(nothing if measure is None else measure, kind).label(name)
 
 
 def _one_if(condition: ColumnElement[bool]) -> ColumnElement[int]:

@@ -34,6 +34,12 @@ class Within(msgspec.Struct, frozen=True, kw_only=True):
 
 EVERYTHING = Within()
 
+_SPENDING = (
+    *("operations", "failed", "refused", "billed", "billed_unknown", "cost", "cost_unknown", "margin"),
+    *("billed_adjustment", "cost_adjustment"),
+)
+"""Measures that a Spending is made of."""
+
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
     """What a set of operations came to. A sum is None when there is something to sum and none of it is known."""
@@ -131,7 +137,7 @@ async def total_spending(
     connection: AsyncConnection, starts: Sequence[datetime], *, within: Within = EVERYTHING
 ) -> list[CurrencySpending]:
     """All spending from each of `starts` until now, one row a currency, the busiest currency first."""
-    rows = await usage_rows(connection, min(starts), cuts=starts)
+    rows = await usage_rows(connection, min(starts), cuts=starts, measures=_SPENDING)
     query = within.of(select(rows.c.currency, *_windows(rows, starts)), rows).group_by(rows.c.currency)
     found = [
         CurrencySpending(currency=row.currency, windows=_read_windows(row, len(starts)))
@@ -145,7 +151,7 @@ async def user_spending(
 ) -> list[UserSpending]:
     """The `limit` users who were billed most since the earliest of `starts`, most first."""
     earliest = starts.index(min(starts))
-    rows = await usage_rows(connection, min(starts), cuts=starts)
+    rows = await usage_rows(connection, min(starts), cuts=starts, measures=_SPENDING)
     about = (rows.c.org_id, rows.c.user_id, rows.c.currency)
     sums = within.of(select(*about, *_windows(rows, starts)), rows).group_by(*about).subquery()
     query = (
@@ -171,7 +177,7 @@ async def spending_over_time(
     connection: AsyncConnection, start: datetime, step: Step, *, within: Within = EVERYTHING
 ) -> list[SpendingPoint]:
     """Spending in each UTC hour or day from `start` that has any, in time order."""
-    rows = await usage_rows(connection, start, step=step)
+    rows = await usage_rows(connection, start, step=step, measures=_SPENDING)
     at = _truncated(rows.c.at, step)
     query = within.of(select(at.label("at"), rows.c.currency, *_windows(rows, [start])), rows)
     return [
@@ -184,7 +190,7 @@ async def tokens_over_time(
     connection: AsyncConnection, start: datetime, step: Step, *, within: Within = EVERYTHING
 ) -> list[TokenPoint]:
     """Tokens by class and answering model in each UTC hour or day from `start` that has any, in time order."""
-    rows = await usage_rows(connection, start, step=step)
+    rows = await usage_rows(connection, start, step=step, measures=TOKEN_CLASSES)
     at = _truncated(rows.c.at, step)
     query = (
         within.of(select(at.label("at"), rows.c.model, *_token_sums(rows)), rows)
@@ -199,7 +205,7 @@ async def model_shares(
     connection: AsyncConnection, start: datetime, *, within: Within = EVERYTHING
 ) -> list[ModelShare]:
     """How many operations each model answered from `start`, the busiest first. What was not dispatched is left out."""
-    rows = await usage_rows(connection, start)
+    rows = await usage_rows(connection, start, measures=(*_SPENDING, "routed", "invalid"))
     refused = func.sum(rows.c.refused + rows.c.invalid).label("never")
     query = (
         within.of(select(rows.c.model, rows.c.currency, func.sum(rows.c.routed).label("routed"), refused), rows)
@@ -220,7 +226,7 @@ async def cache_savings(
     connection: AsyncConnection, start: datetime, *, within: Within = EVERYTHING
 ) -> list[CacheSaving]:
     """What prefix caching took off the bills from `start`, by the sale prices that were used, one row a currency."""
-    rows = await usage_rows(connection, start)
+    rows = await usage_rows(connection, start, measures=("cache_saved", "cache_saved_unknown"))
     amount, unpriced = func.sum(rows.c.cache_saved), func.sum(rows.c.cache_saved_unknown)
     query = (
         within.of(select(rows.c.currency, amount.label("amount"), unpriced.label("unpriced_tokens")), rows)

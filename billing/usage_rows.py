@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, Subquery, Table, false, select, union_all
+from sqlalchemy import ColumnElement, Select, Subquery, Table, false, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.measures import ledger_rows
@@ -18,6 +18,8 @@ from billing.tables.usage import MEASURES, OWNERS, TAGS
 
 Step = Literal["hour", "day"]
 
+_NO_JIT = text("SET LOCAL jit = off")  # PostgreSQL takes such sums for long ones, and compiling them takes longer
+
 
 async def usage_rows(
     connection: AsyncConnection,
@@ -26,13 +28,14 @@ async def usage_rows(
     *,
     cuts: Collection[datetime] = (),
     step: Step = "day",
+    measures: Collection[str] = MEASURES,
 ) -> Subquery:
-    """Rows of the operations that started from `start` on and before `end`: `at`, OWNERS, MEASURES.
+    """Rows of the operations that started from `start` on and before `end`: `at`, OWNERS, `measures`.
 
     `at` is when the operation started, or the UTC hour or (with step "day") the UTC day that a row sums up. No row
     reaches over one of `cuts`, so that `at >= cut` is exact. Add up; one owner has many rows.
     """
-    return await _rows(connection, start, end, cuts, step, usage_hour, usage_day)
+    return await _rows(connection, start, end, cuts, step, measures, usage_hour, usage_day)
 
 
 async def tag_usage_rows(
@@ -44,7 +47,7 @@ async def tag_usage_rows(
     step: Step = "day",
 ) -> Subquery:
     """The same once for each tag of each operation: `at`, TAGS (its `name` and `value` among them), MEASURES."""
-    return await _rows(connection, start, end, cuts, step, usage_hour_tag, usage_day_tag)
+    return await _rows(connection, start, end, cuts, step, MEASURES, usage_hour_tag, usage_day_tag)
 
 
 async def _rows(
@@ -53,9 +56,12 @@ async def _rows(
     end: datetime | None,
     cuts: Collection[datetime],
     step: Step,
+    measures: Collection[str],
     hourly: Table,
     daily: Table,
 ) -> Subquery:
+    await connection.execute(_NO_JIT)
+    wanted = [name for name in MEASURES if name in measures]
     edges = [each.astimezone(UTC) for each in (start, *cuts, *([] if end is None else [end]))]
     stale = [hour for hour in await stale_hours(connection) if hour > start - HOUR and (end is None or hour < end)]
     hours = sorted({*stale, *(floor(edge, "hour") for edge in edges if edge != floor(edge, "hour"))})
@@ -66,12 +72,14 @@ async def _rows(
         within.append(hourly.c.bucket < end)
     if step == "day":
         within.append(in_hours(hourly.c.bucket, hours_of(days)) if days else false())
-    parts = [_sums(hourly, within), _ledger(hourly, hours, start, end)]
+    parts = [_sums(hourly, wanted, within)]
+    if hours:
+        parts.append(_ledger(hourly, wanted, hours, start, end))
     if step == "day":
         whole = [daily.c.bucket >= start, daily.c.bucket.not_in(days)]
         if end is not None:
             whole.append(daily.c.bucket < end)
-        parts.append(_sums(daily, whole))
+        parts.append(_sums(daily, wanted, whole))
     return union_all(*parts).subquery("usage_rows")
 
 
@@ -85,16 +93,18 @@ def hours_of(days: Collection[datetime]) -> list[datetime]:
     return [day + n * HOUR for day in sorted(days) for n in range(DAY // HOUR)]
 
 
-def _sums(table: Table, which: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-    names = [*(TAGS if "value" in table.c else OWNERS), *MEASURES]
+def _sums(table: Table, wanted: Sequence[str], which: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
+    names = [*(TAGS if "value" in table.c else OWNERS), *wanted]
     return select(table.c.bucket.label("at"), *(table.c[name] for name in names)).where(*which)
 
 
-def _ledger(table: Table, hours: Sequence[datetime], start: datetime, end: datetime | None) -> Select[*tuple[Any, ...]]:
+def _ledger(
+    table: Table, wanted: Sequence[str], hours: Sequence[datetime], start: datetime, end: datetime | None
+) -> Select[*tuple[Any, ...]]:
     started = operation.c.started_at
-    which = (in_hours(started, hours) if hours else false()) & (started >= start)
-    rows = ledger_rows(which if end is None else which & (started < end))
-    measures = [rows.c[name] for name in MEASURES]
+    which = in_hours(started, hours) & (started >= start)
+    rows = ledger_rows(which if end is None else which & (started < end), wanted)
+    measures = [rows.c[name] for name in wanted]
     if "value" in table.c:
         query, _ = tag_rows(rows, rows.c.at)
         return query.add_columns(*measures)
