@@ -101,14 +101,14 @@ def _spend(trace: Trace, means: Array, rng: np.random.Generator) -> Array:
 def openings(spend: Array, usual: list[Baseline | None], rule: Spike, minimum: float) -> Iterator[int]:
     """Slots at whose end an alert opens."""
     open_until = -1
-    flat = np.concatenate(([0.0], spend.ravel().cumsum()))
-    trailing = flat[SLOTS:] - flat[:-SLOTS]  # of the hour up to the end of slot SLOTS - 1 and so on
+    hourly, so_far = spend.sum(axis=1), spend.cumsum(axis=1)
     for at in range(SLOTS, spend.size):
         last, now = usual[at // SLOTS - 1], usual[at // SLOTS]
         if now is None or last is None:
             continue
-        expected = between(last, now, (at % SLOTS + 1) / SLOTS)
-        state = stands_out(rule, minimum, expected, float(trailing[at - SLOTS + 1]))
+        passed = (at % SLOTS + 1) / SLOTS
+        spent = so_far[at // SLOTS, at % SLOTS] + (1 - passed) * hourly[at // SLOTS - 1]  # as sums by the hour tell it
+        state = stands_out(rule, minimum, between(last, now, passed), float(spent))
         if state == "firing" and at > open_until:
             yield at
         if state == "firing" or (state == "holding" and at <= open_until):

@@ -69,11 +69,12 @@ async def _amounts(
     found: list[dict[Item, float]] = []
     for start, end in spans:
         amounts: dict[Item, float] = {}
+        share = 1.0 if start == rise.start else rise.passed
         for row in await usage_by(conn, [dimension], start, end, filters):
             name = row.by[dimension]
             if name is not None and rise.currency in (None, row.currency):
                 item = row.ids.get(dimension) or name, name
-                amounts[item] = amounts.get(item, 0.0) + float(_measured(row, rise.measure))
+                amounts[item] = amounts.get(item, 0.0) + share * float(_measured(row, rise.measure))
         found.append(amounts)
     return found[0], found[1:]
 

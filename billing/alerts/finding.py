@@ -5,20 +5,34 @@ from typing import Literal
 
 import msgspec
 
+from billing.usage_rows import floor
+
 Measure = Literal["billed", "failed", "loss", "fresh_tokens"]
 """What of usage has risen: money billed, operations failed, cost above what was billed, prompt tokens not cached."""
 
 
 class Rise(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks who made it: the same span of the days before is what is usual."""
+    """Asks who made it: the same hours of the days before are what is usual."""
 
     measure: Measure
     start: datetime
+    """Of an hour."""
     end: datetime
     currency: str | None = None
 
     def days_before(self, days: int) -> tuple[datetime, datetime]:
-        return self.start - timedelta(days=days), self.end - timedelta(days=days)
+        """Whole hours, which are summed up already."""
+        return self.start - timedelta(days=days), self._whole_end - timedelta(days=days)
+
+    @property
+    def passed(self) -> float:
+        """Share of those hours that the rise has taken so far."""
+        return (self.end - self.start) / (self._whole_end - self.start)
+
+    @property
+    def _whole_end(self) -> datetime:
+        whole = floor(self.end, "hour")
+        return whole if whole == self.end else whole + timedelta(hours=1)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

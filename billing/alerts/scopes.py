@@ -6,13 +6,12 @@ from typing import Any, Literal, get_args
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Text, cast, func, literal, literal_column, select
+from sqlalchemy import ColumnElement, Row, Text, cast, literal, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.allowances import LONGEST_SCOPE_ID
 from billing.measures import summed
-from billing.tables import api_key, app_user, org, team
-from billing.usage_rows import Step, tag_usage_rows, usage_rows
+from billing.tables import api_key, app_user, org, team, usage_hour, usage_hour_tag
 
 RuleScopeKind = Literal["all", "org", "team", "user", "key", "tag", "model"]
 EACH = "*"
@@ -73,11 +72,10 @@ async def usage(
 ) -> Sequence[Row[Any]]:
     """Measures of all that `scope` is about, summed by `member` (a scope's id), `currency` and `part`.
 
-    `part`: the UTC hour or the model where `by` says so, else NULL. `only`: the members that are asked for.
+    Of the UTC hours that begin from `start` on and before `end`, as they were summed up last: a minute or two ago for
+    the running one. `part`: the hour or the model where `by` says so, else NULL. `only`: the members asked for.
     """
-    step: Step = "hour" if by == "hour" else "day"
-    read = tag_usage_rows if scope.kind == "tag" else usage_rows
-    rows = await read(conn, start, end, step=step)
+    rows = usage_hour_tag if scope.kind == "tag" else usage_hour
     member: ColumnElement[Any]
     if scope.kind == "all":
         member = literal_column("''")
@@ -89,10 +87,11 @@ async def usage(
         member = cast(rows.c[f"{scope.kind}_id"], Text)
     part: ColumnElement[Any] = literal_column("NULL::text")
     if by == "hour":
-        part = func.date_trunc(literal_column("'hour'"), rows.c.at, literal_column("'UTC'"))
+        part = rows.c.bucket
     elif by == "model":
         part = rows.c.model
     query = select(member.label("member"), rows.c.currency, part.label("part"), *summed(rows))
+    query = query.where(rows.c.bucket >= start, rows.c.bucket < end)
     query = query.group_by(literal_column("1"), rows.c.currency, literal_column("3"))
     if scope.kind != "all":
         query = query.where(member.is_not(None), member != "")

@@ -10,6 +10,7 @@ from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from billing.alerts import evaluation
+from billing.rollups import refresh
 from gateway.cli import app
 from tests.billing.receivers import Receiver, http_receiver
 from tests.gateway.running import Gateway, running_gateway
@@ -41,6 +42,8 @@ async def test_an_unpriced_model_is_told_through_a_channel(
         tested = await run("test", "ops")
         assert tested.stdout == "sent to ops\n", tested.stderr
         assert (await gateway.chat(model="gratis")).status_code == 200
+        await gateway.row()
+        await refresh(gateway.engine)  # which the gateway does once a minute
         told = await _events(receiver, 2)
         assert [each["type"] for each in told] == ["alert.test", "alert.opened"]
         assert "gratis has no price" in told[1]["data"]["summary"]

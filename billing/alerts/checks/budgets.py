@@ -1,7 +1,7 @@
 """Rules over budgets: a share of one is used up; one will be over before its window ends."""
 
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -11,6 +11,7 @@ from billing.alerts.kinds import BudgetProjection, BudgetShare
 from billing.alerts.money import amount, percent
 from billing.alerts.scopes import RuleScope
 from billing.budgets import Budget, list_budgets
+from billing.usage_rows import floor
 
 HOLD = Decimal("0.95")
 """Of a limit: a projection that falls below it is over."""
@@ -96,5 +97,6 @@ def _details(budget: Budget, limit: Decimal) -> dict[str, str | int | float | No
 
 def _rise(budget: Budget, now: datetime) -> Rise:
     """The last day, or what there is of the window."""
-    start = max(budget.starts_at, now - DAY)
-    return Rise(measure="billed", start=min(start, now - timedelta(minutes=1)), end=now, currency=budget.currency)
+    start = floor(max(budget.starts_at.astimezone(UTC), now - DAY), "hour")
+    end = max(now, start + timedelta(minutes=1))
+    return Rise(measure="billed", start=start, end=end, currency=budget.currency)

@@ -53,16 +53,20 @@ class Spikes:
         self, conn: AsyncConnection, rule: Spike, scope: RuleScope, now: datetime
     ) -> AsyncIterator[Finding]:
         """Of the sixty minutes before `now`."""
-        rows = await usage(conn, scope, now - HOUR, now)
-        spent = {(scope.kind, row.member, row.currency): _billed(row) for row in rows}
-        worth = [who for who, billed in spent.items() if billed >= rule.minimum * Decimal(str(HOLD))]
         hour = floor(now, "hour")
+        passed = Decimal((now - hour) / HOUR)
+        spent: dict[Who, Decimal] = defaultdict(Decimal)
+        for row in await usage(conn, scope, hour - HOUR, now, by="hour"):
+            # Sums are by the hour: of the one before its end counts, as if it had been even.
+            share = Decimal(1) if row.part == hour else 1 - passed
+            spent[scope.kind, row.member, row.currency] += share * _billed(row)
+        worth = [who for who, billed in spent.items() if billed >= rule.minimum * Decimal(str(HOLD))]
         usual = await self._learn(conn, rule, scope, hour, worth)
         for who in worth:
             last, running = usual[who].last, usual[who].running
             if last is None or running is None:
                 continue
-            finding = _judge(rule, who, spent[who], between(last, running, (now - hour) / HOUR), now)
+            finding = _judge(rule, who, spent[who], between(last, running, float(passed)), now)
             if finding is not None:
                 yield finding
 
@@ -104,15 +108,15 @@ def _judge(rule: Spike, who: Who, spent: Decimal, usual: Baseline, now: datetime
         scope_id=member,
         subject=currency,
         holding=state == "holding",
-        summary=f"{amount(spent, currency)} spent in the hour up to {now:%H:%M} UTC{times}.",
+        summary=f"About {amount(spent, currency)} spent in the hour up to {now:%H:%M} UTC{times}.",
         details={
-            "spent": f"{spent:f}",
+            "spent": f"{spent:.6g}",
             "expected": f"{expected:.6g}",
             "score": round(score(usual, float(spent)), 2),
             "currency": currency,
             "until": now.isoformat(),
         },
-        rise=Rise(measure="billed", start=now - HOUR, end=now, currency=currency),
+        rise=Rise(measure="billed", start=floor(now, "hour") - HOUR, end=now, currency=currency),
     )
 
 

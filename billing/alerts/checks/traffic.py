@@ -88,7 +88,7 @@ async def error_rate(conn: AsyncConnection, rule: ErrorRate, scope: RuleScope, n
 
 
 async def margin(conn: AsyncConnection, rule: Margin, scope: RuleScope, now: datetime) -> AsyncIterator[Finding]:
-    start = now - rule.hours * HOUR
+    start = floor(now, "hour") - (rule.hours - 1) * HOUR
     for row in await usage(conn, scope, start, now):
         if row.margin is None or row.margin >= 0:
             continue
