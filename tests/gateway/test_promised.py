@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing.charge import charge, worst_case
@@ -48,6 +48,7 @@ async def test_a_caller_s_own_limit_is_what_it_pays_at_most(gateway: Gateway, up
     assert (attempt["output_reasoning"], attempt["output_text"]) == (20, 10)
 
 
+@settings(deadline=None)
 @given(
     prompt=st.integers(0, 10**6),
     completion=st.integers(0, 10**6),
