@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 from billing.alerts import evaluation, outbox
 from billing.alerts.checks.health import health_report
 from billing.housekeeping import Housekeeping, Job
+from billing.lease_cleanup import clean_up
 from billing.leases import Leases
 from billing.ledger import Ledger
 from billing.notices import Notices
@@ -21,6 +22,7 @@ from billing.payloads import Payloads
 from billing.retention import enforce
 from billing.rollups import refresh
 from billing.spool import Spool
+from billing.wallets import expire_credit
 from dashboards.web import COOKIE, Provider, ProviderSettings, Sessions, Throttle, create_router
 from gateway.admin.access import Gate
 from gateway.admin.app import create_admin, mounted
@@ -76,6 +78,8 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
             Job("alerts", evaluation.EVERY_SECONDS, evaluation.Evaluation().run),
             Job("alert outbox", outbox.EVERY_SECONDS, outbox.deliver),
             health_report(spool),
+            Job("clean up budgets", 3600, clean_up),
+            Job("expire credit", 60, expire_credit),
         ],
     )
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)

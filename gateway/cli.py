@@ -16,6 +16,7 @@ from gateway import (
     exports_cli,
     invoices_cli,
     keys_cli,
+    leases_cli,
     ledger_cli,
     limits_cli,
     margins_cli,
@@ -23,6 +24,7 @@ from gateway import (
     prices_cli,
     reconcile_cli,
     usage_cli,
+    wallets_cli,
 )
 from gateway.command_line import DatabaseUrl, DataDir, fail, find_database
 
@@ -36,6 +38,8 @@ app = typer.Typer(
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(budgets_cli.app, name="budgets")
 app.add_typer(limits_cli.app, name="limits")
+app.add_typer(leases_cli.app, name="leases")
+app.add_typer(wallets_cli.app, name="wallets")
 app.add_typer(alerts_cli.app, name="alerts")
 app.add_typer(ledger_cli.app, name="ledger")
 app.add_typer(people_cli.orgs, name="orgs")
