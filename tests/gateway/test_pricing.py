@@ -76,7 +76,7 @@ async def test_an_override_is_used_as_soon_as_it_is_entered_and_frozen_in_the_at
 
 async def test_a_price_to_come_takes_effect_by_itself(gateway: Gateway) -> None:
     before = await asked(gateway, 1)
-    begins = datetime.now(UTC) + timedelta(seconds=1.5)
+    begins = datetime.now(UTC) + timedelta(seconds=4)
     await put(gateway, begins, **all_classes(1000))
     assert await asked(gateway, 2) == before
     await asyncio.sleep((begins - datetime.now(UTC)).total_seconds() + 0.3)
