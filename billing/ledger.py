@@ -15,7 +15,7 @@ from billing.frames import encode
 from billing.records import OperationRecord
 from billing.spool import Spool
 
-BATCH = 500
+BATCH = 250
 """Operations in one transaction."""
 
 IDLE_SECONDS = 0.1
