@@ -12,7 +12,7 @@ from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from billing import leases as leases_module
-from billing import settlements
+from billing import settlements, wallets
 from billing.allowances import ScopeKind
 from billing.budgets import list_budgets, remove_budget
 from billing.leases import BudgetExhausted, Leases, Need, OtherCurrencyError, UnpricedError
@@ -176,7 +176,10 @@ async def test_an_admission_cut_off_holds_nothing(engine: AsyncEngine, leases: L
 async def test_the_hot_path_asks_the_database_nothing(engine: AsyncEngine, leases: Leases) -> None:
     scopes: dict[ScopeKind, list[str]] = {"org": ["o"], "key": ["k"], "tag": ["a=b", "c=d"], "model": ["m"]}
     await budget(engine, "org", "o", "1000", window="month")
-    await budget(engine, "key", "k", "1000", window="day")
+    await budget(engine, "key", "k", "1000", window="day", rollover=True)
+    await budget(engine, "model", "m", "1000", also={"tag": "c=d"})
+    async with engine.begin() as conn:
+        await wallets.top_up(conn, await wallets.create_wallet(conn, "org", "o", currency="USD"), Decimal(1000))
     leases.release(await admit_to(leases, scopes, Need(Decimal("0.01"), 100)))
     statements: list[str] = []
 

@@ -16,6 +16,13 @@ from tests.gateway.test_exhausted import ROUTES, error
 MILLIONTH = Decimal("0.000001")
 
 
+@pytest.fixture
+def settings(settings: dict[str, Any]) -> dict[str, Any]:
+    free = {"input_fresh": "0", "input_cached": "0", "output_text": "0"}
+    settings["models"]["free"] = {"upstreams": ["engine"], "price": free}
+    return settings
+
+
 async def wallet(gateway: Gateway, millionths: int, kind: Any = "team", **terms: Any) -> UUID:
     async with gateway.engine.begin() as connection:
         found = await wallets.create_wallet(connection, kind, getattr(gateway.people, kind), currency="USD", **terms)
@@ -37,6 +44,17 @@ async def test_an_empty_wallet_is_one_402_on_every_route(gateway: Gateway, upstr
         )
         assert error(answer)["type"] == ("billing_error" if route == "/v1/messages" else "insufficient_quota")
     assert not [request for request in upstream.requests if request.raw and request.path != "/tokenize"]
+
+
+async def test_a_free_model_needs_no_money_and_an_unpriced_one_is_refused(gateway: Gateway) -> None:
+    await wallet(gateway, 0)
+    async with gateway.engine.begin() as connection:
+        await set_budget(connection, "org", gateway.people.org, "none", Decimal(0), currency="USD")
+    await asyncio.sleep(0.4)
+    assert (await gateway.chat(model="free")).status_code == 200
+    assert (await gateway.row())["billed"] == 0
+    answer = await gateway.chat(model="gratis")  # has no price at all
+    assert (answer.status_code, error(answer)["code"]) == (402, "unpriced_model")
 
 
 async def test_the_balance_pays_for_what_was_answered(gateway: Gateway) -> None:
