@@ -102,6 +102,7 @@ def openings(spend: Array, usual: list[Baseline | None], rule: Spike, minimum: f
     """Slots at whose end an alert opens."""
     open_until = -1
     hourly, so_far = spend.sum(axis=1), spend.cumsum(axis=1)
+    flat = np.concatenate(([0.0], spend.ravel().cumsum()))
     for at in range(SLOTS, spend.size):
         last, now = usual[at // SLOTS - 1], usual[at // SLOTS]
         if now is None or last is None:
@@ -109,6 +110,8 @@ def openings(spend: Array, usual: list[Baseline | None], rule: Spike, minimum: f
         passed = (at % SLOTS + 1) / SLOTS
         spent = so_far[at // SLOTS, at % SLOTS] + (1 - passed) * hourly[at // SLOTS - 1]  # as sums by the hour tell it
         state = stands_out(rule, minimum, between(last, now, passed), float(spent))
+        if state != "clear":  # then the ledger is asked for the sixty minutes themselves
+            state = stands_out(rule, minimum, between(last, now, passed), float(flat[at + 1] - flat[at + 1 - SLOTS]))
         if state == "firing" and at > open_until:
             yield at
         if state == "firing" or (state == "holding" and at <= open_until):

@@ -93,9 +93,10 @@ async def deliveries(conn: AsyncConnection, which: ColumnElement[bool]) -> list[
 
 async def deliver(engine: AsyncEngine) -> None:
     """Send all that is due. A receiver's failure is written down; only the database's is raised."""
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(_work(engine))
+    done = await asyncio.gather(*(_work(engine) for _ in range(AT_ONCE)), return_exceptions=True)
+    for failure in done:
+        if failure is not None:
+            raise failure
 
 
 async def _work(engine: AsyncEngine) -> None:

@@ -6,12 +6,13 @@ from typing import Any, Literal, get_args
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Text, cast, literal, literal_column, select
+from sqlalchemy import ColumnElement, FromClause, Row, Text, cast, literal, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.allowances import LONGEST_SCOPE_ID
 from billing.measures import summed
 from billing.tables import api_key, app_user, org, team, usage_hour, usage_hour_tag
+from billing.usage_rows import tag_usage_rows, usage_rows
 
 RuleScopeKind = Literal["all", "org", "team", "user", "key", "tag", "model"]
 EACH = "*"
@@ -69,13 +70,17 @@ async def usage(
     *,
     by: Literal["hour", "model"] | None = None,
     only: Sequence[str] | None = None,
+    exact: bool = False,
 ) -> Sequence[Row[Any]]:
     """Measures of all that `scope` is about, summed by `member` (a scope's id), `currency` and `part`.
 
     Of the UTC hours that begin from `start` on and before `end`, as they were summed up last: a minute or two ago for
     the running one. `part`: the hour or the model where `by` says so, else NULL. `only`: the members asked for.
+    `exact`: of [start, end) to the moment, from the ledger where the sums are not, which takes longer; not by hour.
     """
-    rows = usage_hour_tag if scope.kind == "tag" else usage_hour
+    rows: FromClause = usage_hour_tag if scope.kind == "tag" else usage_hour
+    if exact:
+        rows = await (tag_usage_rows if scope.kind == "tag" else usage_rows)(conn, start, end)
     member: ColumnElement[Any]
     if scope.kind == "all":
         member = literal_column("''")
@@ -91,7 +96,8 @@ async def usage(
     elif by == "model":
         part = rows.c.model
     query = select(member.label("member"), rows.c.currency, part.label("part"), *summed(rows))
-    query = query.where(rows.c.bucket >= start, rows.c.bucket < end)
+    if not exact:
+        query = query.where(rows.c.bucket >= start, rows.c.bucket < end)
     query = query.group_by(literal_column("1"), rows.c.currency, literal_column("3"))
     if scope.kind != "all":
         query = query.where(member.is_not(None), member != "")

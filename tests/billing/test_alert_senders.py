@@ -103,7 +103,7 @@ async def test_feishu_gets_a_signed_card(told: Any, receiver: Receiver) -> None:
     body = json.loads(receiver.got[0].body)
     assert body["msg_type"] == "interactive"
     assert body["card"]["header"]["title"]["tag"] == "plain_text"
-    assert [each["text"]["tag"] for each in body["card"]["elements"]] == ["lark_md"] * 3
+    assert [each["text"]["tag"] for each in body["card"]["elements"]] == ["plain_text"] * 3
     key = f"{body['timestamp']}\ns3cret".encode()
     assert body["sign"] == base64.b64encode(hmac.new(key, digestmod=hashlib.sha256).digest()).decode()
     assert abs(int(body["timestamp"]) - datetime.now(UTC).timestamp()) < 60
@@ -120,7 +120,7 @@ async def test_dingtalk_gets_markdown_and_a_signed_address(told: Any, receiver: 
     assert len(query["timestamp"][0]) == 13, "milliseconds"
     body = json.loads(got.body)
     assert body["msgtype"] == "markdown" and set(body["markdown"]) == {"title", "text"}
-    assert "\\*Search\\*" in body["markdown"]["text"]
+    assert "team ＜!channel＞ *Search*" in body["markdown"]["text"]
 
 
 async def test_wecom_gets_markdown_of_at_most_4096_bytes(told: Any, receiver: Receiver) -> None:

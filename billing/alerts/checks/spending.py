@@ -24,7 +24,7 @@ from billing.alerts.finding import Finding, Rise
 from billing.alerts.kinds import Spike
 from billing.alerts.money import amount
 from billing.alerts.scopes import RuleScope, usage
-from billing.alerts.spikes import HOLD, stands_out
+from billing.alerts.spikes import HOLD, State, stands_out
 from billing.usage_rows import floor
 
 HOUR = timedelta(hours=1)
@@ -57,18 +57,26 @@ class Spikes:
         passed = Decimal((now - hour) / HOUR)
         spent: dict[Who, Decimal] = defaultdict(Decimal)
         for row in await usage(conn, scope, hour - HOUR, now, by="hour"):
-            # Sums are by the hour: of the one before its end counts, as if it had been even.
+            # Sums are by the hour: of the one before its end counts, as if it had been even. That is near enough to
+            # see whom to look at.
             share = Decimal(1) if row.part == hour else 1 - passed
             spent[scope.kind, row.member, row.currency] += share * _billed(row)
         worth = [who for who, billed in spent.items() if billed >= rule.minimum * Decimal(str(HOLD))]
         usual = await self._learn(conn, rule, scope, hour, worth)
-        for who in worth:
-            last, running = usual[who].last, usual[who].running
-            if last is None or running is None:
-                continue
-            finding = _judge(rule, who, spent[who], between(last, running, float(passed)), now)
-            if finding is not None:
-                yield finding
+        expected = {
+            who: between(last, running, float(passed))
+            for who, (_, last, running) in usual.items()
+            if last is not None and running is not None
+        }
+        found = [who for who, baseline_now in expected.items() if _state(rule, spent[who], baseline_now) != "clear"]
+        if found:  # seldom: now it is worth to read the ledger
+            only = None if scope.kind == "all" else [member for _, member, _ in found]
+            rows = await usage(conn, scope, now - HOUR, now, only=only, exact=True)
+            exact: dict[Who, Decimal] = {(scope.kind, row.member, row.currency): _billed(row) for row in rows}
+            for who in found:
+                finding = _judge(rule, who, exact.get(who, Decimal(0)), expected[who], now)
+                if finding is not None:
+                    yield finding
 
     async def _learn(
         self, conn: AsyncConnection, rule: Spike, scope: RuleScope, hour: datetime, worth: Sequence[Who]
@@ -96,8 +104,12 @@ def _baselines(
     return {who: (baseline(hours[:-1], warm_up), baseline(hours, warm_up)) for who, hours in series.items()}
 
 
+def _state(rule: Spike, spent: Decimal, usual: Baseline) -> State:
+    return stands_out(rule, float(rule.minimum), usual, float(spent))
+
+
 def _judge(rule: Spike, who: Who, spent: Decimal, usual: Baseline, now: datetime) -> Finding | None:
-    state = stands_out(rule, float(rule.minimum), usual, float(spent))
+    state = _state(rule, spent, usual)
     if state == "clear":
         return None
     kind, member, currency = who
@@ -108,9 +120,9 @@ def _judge(rule: Spike, who: Who, spent: Decimal, usual: Baseline, now: datetime
         scope_id=member,
         subject=currency,
         holding=state == "holding",
-        summary=f"About {amount(spent, currency)} spent in the hour up to {now:%H:%M} UTC{times}.",
+        summary=f"{amount(spent, currency)} spent in the hour up to {now:%H:%M} UTC{times}.",
         details={
-            "spent": f"{spent:.6g}",
+            "spent": f"{spent:f}",
             "expected": f"{expected:.6g}",
             "score": round(score(usual, float(spent)), 2),
             "currency": currency,

@@ -9,11 +9,11 @@ from urllib.parse import urlencode
 import msgspec
 
 from billing.alerts.message import Message
-from billing.alerts.senders.outgoing import JSON, Outgoing, code_is_zero, markdown
+from billing.alerts.senders.outgoing import JSON, Outgoing, code_is_zero, harmless
 
 
 def dingtalk(message: Message, url: str, secret: str | None, now: datetime) -> Outgoing:
-    text = "\n\n".join([f"#### {markdown(message.title)}", *map(markdown, message.lines)])
+    text = "\n\n".join([f"#### {harmless(message.title)}", *map(harmless, message.lines)])
     body = msgspec.json.encode({"msgtype": "markdown", "markdown": {"title": message.title, "text": text}})
     if secret is not None:
         at = str(int(now.timestamp() * 1000))

@@ -1,12 +1,13 @@
 """E-mail over SMTP, with TLS from the start (smtps), by STARTTLS (smtp) or without any (smtp+plain)."""
 
 import smtplib
-import ssl
 from collections.abc import Sequence
 from email.headerregistry import Address
 from email.message import EmailMessage
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
+
+import httpx
 
 from billing.alerts.message import Message
 from billing.alerts.senders.outgoing import RefusedError
@@ -36,7 +37,7 @@ def send_mail(mail: EmailMessage, url: str, timeout: float) -> str | None:
     if parts.scheme not in PORTS or not parts.hostname:
         raise ValueError(f"the address of e-mail must be like smtps://USER:PASSWORD@HOST ({', '.join(PORTS)})")
     port = parts.port or PORTS[parts.scheme]
-    context = ssl.create_default_context()
+    context = httpx.create_ssl_context()
     try:
         server: smtplib.SMTP
         if parts.scheme == "smtps":

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from billing.alerts.message import Message
-from billing.alerts.senders.outgoing import JSON, Outgoing, code_is_zero, markdown
+from billing.alerts.senders.outgoing import JSON, Outgoing, code_is_zero
 
 _COLOURS = {"opened": "red", "worse": "red", "resolved": "green", "test": "blue"}
 
 
 def feishu(message: Message, url: str, secret: str | None, now: datetime) -> Outgoing:
-    elements = [{"tag": "div", "text": {"tag": "lark_md", "content": markdown(line)}} for line in message.lines]
+    elements = [{"tag": "div", "text": {"tag": "plain_text", "content": line}} for line in message.lines]
     header = {"title": {"tag": "plain_text", "content": message.title}, "template": _COLOURS[message.event]}
     body: dict[str, Any] = {"msg_type": "interactive", "card": {"header": header, "elements": elements}}
     if secret is not None:
