@@ -11,6 +11,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Server
 from litestar.params import HeaderParameter
@@ -19,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.people import MissingError, TakenError
+from engine.protocol import ErrorBody
 from gateway.admin import (
     administrators,
     alerts,
@@ -72,6 +74,16 @@ IdempotencyKey = Annotated[
         description="Any text of your own, like a random UUID: with it, a request that is sent again is done once.",
     ),
 ]
+
+
+_ERRORS = {
+    400: ResponseSpec(ErrorBody, generate_examples=False, description="What is wrong with the request"),
+    401: ResponseSpec(ErrorBody, generate_examples=False, description="Who are you"),
+    403: ResponseSpec(ErrorBody, generate_examples=False, description="Not for your role"),
+    404: ResponseSpec(ErrorBody, generate_examples=False, description="Not there, or not yours to see"),
+}
+for each in ROUTES:
+    each.responses = _ERRORS  # in place of the shape that Litestar's own errors would have
 
 
 def create_admin(engine: AsyncEngine, admin_key_hash: bytes, gate: Gate) -> Litestar:

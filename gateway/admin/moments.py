@@ -1,6 +1,9 @@
 """Moments and periods as callers write them."""
 
-from datetime import datetime
+from datetime import UTC, datetime
+
+EARLIEST, LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Ids carry the time, and know none before 1970."""
 
 
 def moment(given: datetime | None) -> datetime | None:
@@ -11,9 +14,11 @@ def moment(given: datetime | None) -> datetime | None:
 
 
 def period(start: datetime, end: datetime) -> tuple[datetime, datetime]:
-    """The same, from start to end. Raises ValueError when it is empty, or an end has no time zone."""
+    """The same, from start to end. Raises ValueError when it is empty or absurd, or an end has no time zone."""
     moment(start)
     moment(end)
+    if start < EARLIEST or end > LATEST:
+        raise ValueError(f"the period must lie between the years {EARLIEST.year} and {LATEST.year}")
     if start >= end:
         raise ValueError("the period is empty: its end must be after its start")
     return start, end

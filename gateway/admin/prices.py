@@ -16,7 +16,7 @@ from billing.adjustments import Rerating, rerate
 from billing.price_changes import Change, Entry
 from billing.prices import Book, Price, PriceScope, PriceTerms, Tier
 from gateway.admin.access import needs
-from gateway.admin.moments import moment
+from gateway.admin.moments import moment, period
 from gateway.admin.paging import Listing, Page, cut
 from gateway.admin.scopes import charged_in
 from gateway.admin.writing import Admin, Writer
@@ -100,12 +100,13 @@ async def enter(writer: NamedDependency[Writer], data: JSONBody[NewPrices]) -> R
 @post("/prices/rerate", opt=needs("manage", everywhere=True), status_code=200)
 async def rerate_period(writer: NamedDependency[Writer], data: JSONBody[Period]) -> Response[Rerating]:
     """Bring earlier charges to what the corrected book says, by adjustments; the ledger itself is never edited."""
+    start, end = period(data.start, data.end)
 
     async def work(conn: AsyncConnection) -> Rerating:
         return await rerate(
             conn,
-            data.start,
-            data.end,
+            start,
+            end,
             reason=data.reason,
             actor=writer.caller.actor,
             model=data.model,

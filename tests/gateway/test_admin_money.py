@@ -127,6 +127,8 @@ async def test_a_report_that_makes_no_sense_is_refused_before_it_begins(house: H
             ("/usage", {"start": "2026-11-01T00:00:00", "end": "2026-12-01T00:00:00", "by": "model"}),
             ("/usage", period | {"by": "model", "time_zone": "Mars"}),
             ("/exports/usage", period | {"format": "xls"}),
+            ("/exports/focus", period | {"start": "1970-01-01T00:00:00Z"}),
+            ("/exports/focus", period | {"end": "9999-12-31T00:00:00Z"}),
             ("/margins", period | {"by": "colour"}),
         ):
             answer = await client.get(path, params=params)

@@ -241,3 +241,5 @@ async def test_the_description_is_whole_and_names_no_host(house: House) -> None:
         for method, each in operations.items():
             names = {parameter["name"].lower() for parameter in each.get("parameters", [])}
             assert ("idempotency-key" in names) == (method != "get"), (method, path)
+            refused = each["responses"]["400"]["content"]["application/json"]["schema"]
+            assert refused == {"$ref": "#/components/schemas/ErrorBody"}, (method, path)
