@@ -13,12 +13,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.lease_rounds import LOST_SECONDS
+from billing.pots import EXACT
 from billing.settlements import free_replica
 
 _LEASES = text("""
     SELECT l.replica, r.renewed_at, extract(epoch FROM now() - r.renewed_at) < :seconds AS alive,
         count(*) FILTER (WHERE l.granted > l.settled) AS leases,
-        coalesce(jsonb_object_agg(unit, held) FILTER (WHERE held > 0), '{}') AS held
+        coalesce(jsonb_object_agg(unit, CAST(held AS text)) FILTER (WHERE held > 0), '{}') AS held
     FROM (
         SELECT l.replica, coalesce(b.currency, b.unit) AS unit, l.granted, l.settled,
             sum(l.granted - l.settled) OVER (PARTITION BY l.replica, coalesce(b.currency, b.unit)) AS held
@@ -43,7 +44,7 @@ class ReplicaLeases(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     leases: int
     held: dict[str, Decimal]
-    """Neither charged nor given back: by currency, and calls at once as `concurrent`."""
+    """Neither charged nor given back, over all windows: by currency, and calls at once as `concurrent`."""
 
 
 async def list_leases(conn: AsyncConnection) -> list[ReplicaLeases]:
@@ -55,7 +56,7 @@ async def list_leases(conn: AsyncConnection) -> list[ReplicaLeases]:
             renewed_at=row.renewed_at,
             alive=bool(row.alive),
             leases=row.leases,
-            held={unit: Decimal(str(amount)) for unit, amount in row.held.items()},
+            held={unit: Decimal(amount).normalize(EXACT) for unit, amount in row.held.items()},
         )
         for row in rows
     ]
