@@ -37,8 +37,8 @@ RATES = (100, 1000, 10_000)
 SLOTS = 12
 """In an hour."""
 
-PHASES = ((2, 4), (4, 12))
-"""Weeks that are judged: soon after the warm-up, and with more of a past."""
+WEEKS = 12
+WARM_UP_WEEKS = 2
 SPIKE_SLOTS = 2 * SLOTS
 MINIMUM_SHARE = 0.25
 """The rule's minimum amount, of the median hour of the scope: an operator sets it to what matters to them."""
@@ -124,16 +124,16 @@ def baselines(spend: Array) -> list[Baseline | None]:
     return [baseline(hourly[max(0, hour - longest) : hour]) for hour in range(len(hourly))]
 
 
-def judge(trace: Trace, rate: float, weeks: tuple[int, int], spikes: int, rng: np.random.Generator) -> Outcome:
-    """One scope, over the weeks from `weeks[0]` up to `weeks[1]`."""
-    means = intensities(trace, rate, rng, weeks[1])
+def judge(trace: Trace, rate: float, spikes: int, rng: np.random.Generator) -> Outcome:
+    """One scope: `WEEKS` of traffic, and so many spikes in it, one at a time."""
+    means = intensities(trace, rate, rng, WEEKS)
     spend = _spend(trace, means, rng)
     usual = baselines(spend)
     rule = Spike()
     minimum = MINIMUM_SHARE * float(np.median(spend.sum(axis=1)))
-    first = weeks[0] * HOURS_A_WEEK
+    first = WARM_UP_WEEKS * HOURS_A_WEEK
     window = slice(first - 1, None)
-    false = [first * SLOTS + at - SLOTS for at in openings(spend[window], usual[window], rule, minimum)]
+    false_alarms = sum(1 for _ in openings(spend[window], usual[window], rule, minimum))
     delays: list[float] = []
     for start in rng.integers(first * SLOTS, spend.size - SPIKE_SLOTS - SLOTS, spikes):
         more = np.zeros(spend.size)  # with what was there: three times
@@ -145,7 +145,7 @@ def judge(trace: Trace, rate: float, weeks: tuple[int, int], spikes: int, rng: n
         after = [at for at in opened if start <= at < start + SLOTS]
         if after:
             delays.append(5.0 * (after[0] - int(start) + 1))
-    return Outcome(spikes, len(delays), delays, len(false), float(weeks[1] - weeks[0]))
+    return Outcome(spikes, len(delays), delays, false_alarms, float(WEEKS - WARM_UP_WEEKS))
 
 
 def run(
@@ -157,9 +157,7 @@ def run(
     for service in SERVICES:
         trace = read_trace(data / f"azure_llm_2023_{service}.csv")
         for rate in rates:
-            for weeks in PHASES:
-                name = f"{service}, {rate} requests an hour, weeks {weeks[0] + 1} to {weeks[1]}"
-                groups[name] = [judge(trace, rate, weeks, spikes, rng) for _ in range(scopes)]
+            groups[f"{service}, {rate} requests an hour"] = [judge(trace, rate, spikes, rng) for _ in range(scopes)]
     return groups
 
 

@@ -11,7 +11,7 @@ from benchmarks import alerts
 )
 def test_spikes_are_found_within_an_hour_and_few_alarms_are_false() -> None:
     outcomes = alerts.total(
-        [each for group in alerts.run(alerts.DATA, 1, 15, rates=(1000,)).values() for each in group]
+        [each for group in alerts.run(alerts.DATA, 1, 30, rates=(1000,)).values() for each in group]
     )
     assert outcomes.spikes == 60
     assert outcomes.found >= 0.9 * outcomes.spikes
