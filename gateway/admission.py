@@ -1,9 +1,10 @@
 """Admit or refuse: before a byte goes upstream, a call's worst case is held in every budget and limit that applies."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from uuid import UUID
+
+import msgspec
 
 from billing.allowances import ScopeKind
 from billing.charge import affordable_output, worst_case
@@ -27,8 +28,7 @@ MOST_OUTPUT = 1_000_000
 Scopes = Mapping[ScopeKind, Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     hold: Hold
     cap: int | None = None
     """Output tokens, for each choice, that the upstream is told; None where the caller's own limit holds, or none."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -22,8 +21,7 @@ class Unsaid(NamedTuple):
     """A parameter, which a route may drop; what is part of the conversation never is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A decoded request. `fields` is the top level of an OpenAI body as raw JSON: what we do not know is forwarded."""
 
     api: str

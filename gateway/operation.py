@@ -1,9 +1,10 @@
 """What is known of one request while it runs, and the row it becomes when it is over."""
 
+import asyncio
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -29,8 +30,10 @@ CLIENT_CLOSED_STATUS = 499
 KILLED = "the gateway was killed in the middle of the answer"
 
 
-@dataclass(slots=True)
-class Attempt:
+_now = partial(datetime.now, UTC)
+
+
+class Attempt(msgspec.Struct, eq=False):
     """One call to one model on one upstream, while it runs. `usage`: last seen; `account`: the engine's word."""
 
     number: int
@@ -38,8 +41,8 @@ class Attempt:
     model: str
     is_engine: bool
     """Only an engine of ours is believed about what it computed (`account`)."""
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    started: float = field(default_factory=time.monotonic)
+    started_at: datetime = msgspec.field(default_factory=_now)
+    started: float = msgspec.field(default_factory=time.monotonic)
     ended: float | None = None
     status: Status = "ok"
     http_status: int | None = None
@@ -83,8 +86,7 @@ class Attempt:
         self.ended = time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
+class Priced(msgspec.Struct, frozen=True):
     """An attempt's tokens and money, as settled."""
 
     tokens: TokenClasses
@@ -108,14 +110,15 @@ class Priced:
         )
 
 
-@dataclass(slots=True)
-class Operation:
+class Operation(msgspec.Struct, eq=False):
     """One client request. Its id is the trace id that the client gets."""
 
     api: str = "chat.completions"
-    id: UUID = field(default_factory=new_id)
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    started: float = field(default_factory=time.monotonic)
+    id: UUID = msgspec.field(default_factory=new_id)
+    started_at: datetime = msgspec.field(default_factory=_now)
+    started: float = msgspec.field(default_factory=time.monotonic)
+    serving: asyncio.Task[Any] | None = None
+    """The task that serves it."""
     principal: Principal | None = None
     attribution: Attribution | None = None
     call: Call | None = None
@@ -124,8 +127,8 @@ class Operation:
     model: str | None = None
     role: Role | None = None
     score: float | None = None
-    reasons: list[str] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
+    reasons: list[str] = []
+    attempts: list[Attempt] = []
     status: Status = "ok"
     http_status: int = 200
     finish_reason: str | None = None

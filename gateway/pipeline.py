@@ -6,11 +6,11 @@ happens after it, even a body that is no JSON, is in the ledger under somebody's
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import structlog
 
 from billing.payloads import Payloads
@@ -105,7 +105,7 @@ class Pipeline:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
-        operation = Operation(surface.api)
+        operation = Operation(surface.api, serving=task)
         try:
             with self._tracing.operation(operation.id, exchange.headers) as span:
                 try:
@@ -192,11 +192,11 @@ class Pipeline:
         refuse_addresses({}, call.fields if call.original is None else call.original)
         operation.attribution = attribute(principal, exchange.headers, call.tags)
         if call.api in ("messages", "count_tokens") and (betas := exchange.headers.get("anthropic-beta")) is not None:
-            call = dataclasses.replace(call, betas=betas)
+            call = msgspec.structs.replace(call, betas=betas)
         if (trusted := exchange.trusted) is not None:
             tags = {**operation.attribution.tags, **trusted.tags}
             operation.attribution = operation.attribution._replace(tags=tags)
-            return dataclasses.replace(call, priority=trusted.priority)
+            return msgspec.structs.replace(call, priority=trusted.priority)
         return call
 
     async def _answer(self, operation: Operation, exchange: Exchange, surface: Surface, call: Call) -> None:

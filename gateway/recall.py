@@ -12,16 +12,15 @@ LOOK_SECONDS = 0.1
 
 
 class Recall:
-    """Of the request that the current task serves. Nothing happens before `start`, or `watch` when it takes too long.
+    """Of a request that a task serves. Nothing happens before `start`, or `watch` when it takes too long.
 
     An engine is asked to end the generation; the task goes on reading its account, for at most `seconds`. Where nothing
     can be called back, or the account does not come, the task is cancelled: `cancelled` tells its handler by whom.
     """
 
     def __init__(self, operation: Operation, seconds: float, rounds: Rounds["Recall"]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving = task
+        assert operation.serving is not None
+        self._serving = operation.serving
         self._operation = operation
         self._seconds = seconds
         self._rounds = rounds

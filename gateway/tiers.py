@@ -1,7 +1,5 @@
 """Which sale price a request is billed at: the standard one, or, where it asks for it, the one with priority."""
 
-import dataclasses
-
 import msgspec
 
 from billing.prices import PriceBook, Tier
@@ -29,7 +27,7 @@ def choose_tier(operation: Operation, call: Call, book: PriceBook) -> Call:
     if not has_price and book.sale(operation.model, payer=operation.payer) is not None:
         raise _refused(f"The model {operation.model!r} has no price for priority")
     operation.tier = "priority"
-    return dataclasses.replace(call, priority=URGENT)
+    return msgspec.structs.replace(call, priority=URGENT)
 
 
 def billed_tier(asked: Tier, served_standard: bool) -> Tier:

@@ -42,11 +42,15 @@ class Answer:
 
         Raises EventTooLargeError, and as `read` does where the stream ends without a frame or begins with an error.
         """
-        try:
-            async with asyncio.timeout(seconds):
-                first = await self._first()
-        except TimeoutError:
-            return
+        first: Frame | None = None
+        if self.reply.at_hand:  # most often it came with the headers, and needs no clock
+            first = self._keep(await self.reply.chunk())
+        if first is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    first = await self._first()
+            except TimeoutError:
+                return
         if first is None:
             raise MalformedError(EMPTY)
         if first.error is not None and not first.has_choices:
@@ -64,16 +68,17 @@ class Answer:
         return self._frames(chunk) if chunk else None
 
     async def _first(self) -> Frame | None:
-        """Keeps what it has read for `piece`."""
-        while chunk := await self.reply.chunk():
-            frames = self._frames(chunk)
-            first = next(frames, None)
-            if first is not None:
-                self._begun = itertools.chain((first,), frames)
+        while not self.decoder.ended and (chunk := await self.reply.chunk()):
+            if (first := self._keep(chunk)) is not None:
                 return first
-            if self.decoder.ended:
-                return None
         return None
+
+    def _keep(self, chunk: bytes) -> Frame | None:
+        frames = self._frames(chunk)
+        first = next(frames, None)
+        if first is not None:
+            self._begun = itertools.chain((first,), frames)
+        return first
 
     def _frames(self, chunk: bytes) -> Iterator[Frame]:
         for name, data in self._reader.feed(chunk):

@@ -75,6 +75,10 @@ class HttpReply:
     def headers(self) -> Mapping[str, str]:
         return read_headers([(name.lower(), value.strip()) for name, value in self.pairs])
 
+    @property
+    def at_hand(self) -> bool:
+        return bool(self._pieces)
+
     async def answered(self) -> None:
         """Return when the headers are here. Raises BrokenError."""
         while not self.status:

@@ -1,7 +1,8 @@
 """One model on one upstream, with what is known of it while requests run: how busy, how quick, whether it works."""
 
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.call import Call
 from gateway.settings import TargetSettings
@@ -98,8 +99,7 @@ class Target:
         self.is_away = away
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True, eq=False):
     """The request now at an upstream, so that it can be called back."""
 
     target: Target

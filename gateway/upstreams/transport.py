@@ -26,6 +26,11 @@ class Reply(Protocol):
         """By their names in lower case."""
         ...
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether some of the body has come, so that `chunk` does not wait."""
+        ...
+
     async def chunk(self) -> bytes:
         """The bytes of the body that have come, at least one; b"" at its end. Raises BrokenError."""
         ...

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -51,8 +50,7 @@ class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSize:
+class PromptSize(msgspec.Struct, frozen=True):
     """`tokens` is exact for an engine, an upper bound elsewhere.
 
     `room`: the most output tokens that can follow it in the context; `max_output`: the most that the model writes.

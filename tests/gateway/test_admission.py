@@ -1,6 +1,5 @@
 """Budgets that change while a call is admitted: what refused it a moment ago may not be there any more."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +46,6 @@ async def test_an_unpriced_model_whose_budget_is_removed_meanwhile(
         monkeypatch.setattr(leases, "left", then_removed)
         admission = Admission(leases, Dispatcher(Live(Settings(**settings))))
         for _ in range(2):
-            operation = replace(Operation(), id=new_id(), principal=principal)
+            operation = Operation(principal=principal)
             admitted = await admission.admit(operation, chat_call(), "gratis", PriceBook([]))
             admission.release(admitted.hold)

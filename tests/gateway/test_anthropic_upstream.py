@@ -1,9 +1,9 @@
 """Anthropic as an upstream: what it is asked, in its own words."""
 
-import dataclasses
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.api.chat import ChatSurface
@@ -218,7 +218,7 @@ def test_counting_tokens() -> None:
 
 def test_betas_of_its_own_callers() -> None:
     body = {"model": "m", "max_tokens": 5, "messages": BODY["messages"]}
-    call = dataclasses.replace(decoded(MessagesSurface(), body), betas="context-1m-2025-08-07")
+    call = msgspec.structs.replace(decoded(MessagesSurface(), body), betas="context-1m-2025-08-07")
     assert DIALECT.request(call, "claude", Limits(), False).headers == {"anthropic-beta": "context-1m-2025-08-07"}
     assert DIALECT.count_request(call, "claude").headers == {"anthropic-beta": "context-1m-2025-08-07"}
     assert DIALECT.request(chat(), "claude", Limits(), False).headers == {}
