@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from sqlalchemy import URL
 
+from billing.audit import act_as
 from gateway import datadir
 from gateway.banner import banner
 from gateway.connect import asyncpg_url, libpq_url, transaction
@@ -193,6 +194,7 @@ async def _check(url: URL) -> None:
 
 async def _working_key(url: URL, known: str | None) -> str:
     async with transaction(url) as connection:
+        await act_as(connection, "farthing up")
         return await working_key(connection, known)
 
 
