@@ -89,6 +89,10 @@ async def client(database_url: str, port: int) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 def port() -> int:
+    return free_port()
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
