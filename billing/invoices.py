@@ -20,7 +20,7 @@ from billing.filters import Filters
 from billing.ids import new_id, smallest_id
 from billing.invoice_lines import InvoiceLine, Key, Open, lines_of, open_charges
 from billing.measures import NOTHING_DISPATCHED
-from billing.tables import adjustment, invoice, invoice_line, operation, org, team, usage_day
+from billing.tables import adjustment, invoice, invoice_line, operation, org, team, usage_hour
 from billing.windows import window_bounds, zone
 
 LOOK_BACK = timedelta(days=100)
@@ -244,11 +244,11 @@ def _refuse_twice(earlier: list[Invoice], month: str, team_id: UUID | None) -> N
 
 async def _dropped(conn: AsyncConnection, org_id: UUID, start: datetime, end: datetime) -> bool:
     """Whether retention has dropped ledger days with operations of the org."""
-    query = select(usage_day.c.bucket).where(
-        usage_day.c.org_id == org_id,
-        usage_day.c.bucket >= start - timedelta(days=1),
-        usage_day.c.bucket < end,
-        usage_day.c.dropped.is_not(None),
+    query = select(usage_hour.c.bucket).where(
+        usage_hour.c.org_id == org_id,
+        usage_hour.c.bucket >= start - timedelta(days=1),
+        usage_hour.c.bucket < end,
+        usage_hour.c.dropped.is_not(None),
     )
     return (await conn.execute(query.limit(1))).first() is not None
 

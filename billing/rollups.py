@@ -43,6 +43,7 @@ HOURS_AT_ONCE = 24
 TAG_CHARACTERS = 256
 """Of a tag's value; the user that a request's body names may be longer."""
 
+_ROOM = text("SET LOCAL work_mem = '64MB'")  # for a day's groups, which else go to the disk
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('farthing rollups', 0))")
 _NONE: ColumnElement[bool] = false()
 _BY_HOUR = {usage_hour: OWNERS, usage_hour_tag: TAGS}
@@ -77,6 +78,7 @@ async def recompute(conn: AsyncConnection, hours: Sequence[datetime], without: C
     until the caller's transaction ends.
     """
     await conn.execute(_LOCK)
+    await conn.execute(_ROOM)
     # First, so that whatever is marked from here on stays marked, whether the sums below see it or not.
     await conn.execute(delete(usage_stale).where(usage_stale.c.bucket.in_(hours)))
     for table in _BY_HOUR:

@@ -30,7 +30,7 @@ from billing.invoices import (
     void_invoice,
 )
 from billing.records import OperationRecord
-from billing.tables import invoice, invoice_line, operation, usage_day
+from billing.tables import invoice, invoice_line, operation, usage_hour
 
 AUGUST, SEPTEMBER, OCTOBER, NOVEMBER = (datetime(2026, month, 1, tzinfo=UTC) for month in (8, 9, 10, 11))
 
@@ -255,7 +255,7 @@ async def test_a_month_that_retention_has_cut_is_refused_and_not_credited(conn: 
     october = list(operations(random.Random(8), household, OCTOBER, NOVEMBER, 20))
     await store(conn, october)
     await conn.execute(delete(operation).where(operation.c.id.in_([record.id for record in records])))
-    values = {column.name: 0 for column in usage_day.columns if column.name not in ("team_id", "user_id", "billed")}
+    values = {column.name: 0 for column in usage_hour.columns if column.name not in ("team_id", "user_id", "billed")}
     values |= {
         "bucket": SEPTEMBER,
         "dropped": SEPTEMBER.date(),
@@ -263,7 +263,7 @@ async def test_a_month_that_retention_has_cut_is_refused_and_not_credited(conn: 
         "model": "",
         "currency": "USD",
     }
-    await conn.execute(usage_day.insert().values(values | {"key_id": household.keys[0], "billed": None}))
+    await conn.execute(usage_hour.insert().values(values | {"key_id": household.keys[0], "billed": None}))
     assert (await create_invoice(conn, household.org_id, "2026-10")).exact_total == billed(october)
     await void_invoice(conn, (await list_invoices(conn))[-1].id, "x")
     with pytest.raises(ValueError, match="no longer has all of 2026-09"):
