@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create and revoke administrators, and their tokens for the admin API.", no_args_is_help=True)
 
-Which = Annotated[
-    str, typer.Argument(metavar="WHO", help="Id or e-mail address, as in `farthing admins list`.")
-]
+Which = Annotated[str, typer.Argument(metavar="WHO", help="Id or e-mail address, as in `farthing admins list`.")]
 RoleName = Annotated[str, typer.Option(help="owner, admin, billing_reader or member.")]
 
 

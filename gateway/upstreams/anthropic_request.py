@@ -179,4 +179,3 @@ def _tool(function: Json, tool: Json) -> Json:
     said: Json = {"name": function.get("name"), "input_schema": schema}
     said |= {name: function[name] for name in ("description", "strict") if function.get(name) is not None}
     return said | ({"cache_control": tool["cache_control"]} if tool.get("cache_control") else {})
-
