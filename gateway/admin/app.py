@@ -38,6 +38,7 @@ from gateway.admin import (
 )
 from gateway.admin.access import Connection, Gate
 from gateway.admin.paging import page
+from gateway.admin.queries import note_parameters, refuse_unread
 from gateway.admin.writing import MOST_CHARACTERS, Admin, AnyRequest, Writer
 from gateway.api.callers import failure, refusal
 from gateway.errors import ApiError
@@ -95,11 +96,12 @@ def create_admin(engine: AsyncEngine, admin_key_hash: bytes, gate: Gate) -> Lite
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         await gate.admit(connection, handler)  # Litestar copies guards, and cannot copy a gate
+        refuse_unread(connection, handler)
 
     def writer(request: AnyRequest, idempotency_key: IdempotencyKey = None) -> Writer:
         return Writer(engine, secret, request, idempotency_key)
 
-    return Litestar(
+    app = Litestar(
         [
             Router(
                 "/",
@@ -126,6 +128,8 @@ def create_admin(engine: AsyncEngine, admin_key_hash: bytes, gate: Gate) -> Lite
         logging_config=None,
         request_max_body_size=1024 * 1024,
     )
+    note_parameters(app)
+    return app
 
 
 def mounted(application: Litestar) -> ASGIRouteHandler:

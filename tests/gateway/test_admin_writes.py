@@ -190,6 +190,27 @@ BAD = [
 ]
 
 
+UNREAD = [
+    ("GET", "/keys?orgid=", "orgid", "org_id"),
+    ("GET", "/usage?start=2026-11-01T00:00:00Z&end=2026-11-02T00:00:00Z&by=model&user={id}", "user", "user_id"),
+    ("GET", "/keys?org_id={id}&org_id={id}", "org_id", "once"),
+    ("POST", "/orgs?dry_run=true", "dry_run", "none"),
+    ("GET", "/me?limit=1", "limit", "none"),
+]
+
+
+async def test_a_query_parameter_is_read_or_refused(house: House) -> None:
+    async with house.client("owner") as client:
+        for method, path, name, words in UNREAD:
+            answer = await client.request(method, path.format(id=house.org), json={"name": "unread"})
+            assert answer.status_code == 400, (path, answer.text)
+            error = answer.json()["error"]
+            assert error["param"] == name and words in error["message"], error
+        assert await orgs_called(house, "unread") == 0
+        both = await client.get("/usage?start=2026-11-01T00:00:00Z&end=2026-11-02T00:00:00Z&by=model&by=user")
+        assert both.status_code == 200, "what may be repeated still is"
+
+
 async def test_bad_input_is_told_in_one_shape(house: House) -> None:
     async with house.client("owner") as client:
         for method, path, body, status, words in BAD:
