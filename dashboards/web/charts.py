@@ -41,12 +41,13 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     figure: Json
 
 
-def spending_chart(points: Sequence[tuple[datetime, Spending]], step: Step, currency: str) -> Chart:
-    """Billed as bars, cost as a line with a gap where it is unknown."""
+def spending_chart(
+    points: Sequence[tuple[datetime, Spending]], step: Step, currency: str, *, costs: bool = True
+) -> Chart:
+    """Billed as bars; where `costs` are shown, cost as a line with a gap where it is unknown."""
     billed = [spending.billed for _, spending in points]
-    cost = [spending.cost for _, spending in points]
     at = _axis_times(points)
-    traces = [
+    traces: list[Json] = [
         {
             "type": "bar",
             "name": "Billed",
@@ -56,18 +57,9 @@ def spending_chart(points: Sequence[tuple[datetime, Spending]], step: Step, curr
             "customdata": [_hover(amount, currency) for amount in billed],
             "hovertemplate": "%{customdata}<extra>Billed</extra>",
         },
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "Cost",
-            "x": at,
-            "y": [_digits(amount) for amount in cost],
-            "line": {"color": "var(--cost)", "width": 2},
-            "marker": {"color": "var(--cost)", "size": 5},
-            "customdata": [_hover(amount, currency) for amount in cost],
-            "hovertemplate": "%{customdata}<extra>Cost</extra>",
-        },
     ]
+    if costs:
+        traces.append(_cost_line(at, [spending.cost for _, spending in points], currency))
     known = [(amount, at) for (at, _), amount in zip(points, billed, strict=True) if amount]
     summary = f"Nothing billed in any {step}."
     if known:
@@ -75,6 +67,20 @@ def spending_chart(points: Sequence[tuple[datetime, Spending]], step: Step, curr
         summary = f"Most was billed {_when(when, step)}: {aligned(most)} {currency}."
     layout = _layout(points, step, yaxis={"tickformat": ",.6~f", "rangemode": "tozero"})
     return Chart(name="spending", title=f"Spend by {step}, {currency}", summary=summary, figure=_figure(traces, layout))
+
+
+def _cost_line(at: list[str], cost: Sequence[Decimal | None], currency: str) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "Cost",
+        "x": at,
+        "y": [_digits(amount) for amount in cost],
+        "line": {"color": "var(--cost)", "width": 2},
+        "marker": {"color": "var(--cost)", "size": 5},
+        "customdata": [_hover(amount, currency) for amount in cost],
+        "hovertemplate": "%{customdata}<extra>Cost</extra>",
+    }
 
 
 def tokens_chart(points: Sequence[tuple[datetime, TokenClasses]], step: Step) -> Chart:

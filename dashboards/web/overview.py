@@ -66,7 +66,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     users: list[UserSpending]
     several_orgs: bool
     incomplete: bool
-    """Some amount of some operation is unknown."""
+    """Some amount that is shown of some operation is unknown."""
     models: list[Model]
     model_operations: int
     tokens: TokenClasses
@@ -94,9 +94,9 @@ def steps(period: Period, now: datetime) -> list[datetime]:
 
 
 async def gather(
-    connection: AsyncConnection, period: Period, now: datetime, within: Within = EVERYTHING
+    connection: AsyncConnection, period: Period, now: datetime, within: Within = EVERYTHING, *, costs: bool = True
 ) -> Overview | None:
-    """None when the ledger holds no operation at all. `now` is in UTC."""
+    """None when the ledger holds no operation at all. `now` is in UTC. `costs`: whether the chart shows them."""
     latest = await reports.latest_operations(connection, 10, within=within)
     if not latest:
         return None
@@ -126,7 +126,9 @@ async def gather(
         spending=windows[PERIODS.index(period)],
         users=users,
         several_orgs=len({user.org for user in users}) > 1,
-        incomplete=any(window.billed_unknown or window.cost_unknown for row in totals for window in row.windows),
+        incomplete=any(
+            window.billed_unknown or (costs and window.cost_unknown) for row in totals for window in row.windows
+        ),
         models=[Model(share, add(row.tokens for row in token_rows if row.model == share.model)) for share in shares],
         model_operations=sum(share.spending.operations for share in shares),
         tokens=add(row.tokens for row in token_rows),
@@ -135,7 +137,7 @@ async def gather(
         spending_points=spending_points,
         token_points=token_points,
         charts={
-            "spending": spending_chart(spending_points, period.step, currency),
+            "spending": spending_chart(spending_points, period.step, currency, costs=costs),
             "tokens": tokens_chart(token_points, period.step),
             "cache": cache_chart(token_points, period.step),
         },

@@ -29,10 +29,10 @@ async def overview(
         names = ", ".join(each.slug for each in PERIODS)
         raise NotFoundException(f"There is no such period. Choose one of {names}.")
     async with site.read() as connection:
-        view = await gather(connection, chosen, datetime.now(UTC), _within(request))
+        view = await gather(connection, chosen, datetime.now(UTC), _within(request), costs=_costs(request))
     if view is None:
         return site.page("empty.html", origin=f"{request.url.scheme}://{request.url.netloc}")
-    return site.page("overview.html", view=view, periods=PERIODS, class_names=CLASS_NAMES)
+    return site.page("overview.html", view=view, periods=PERIODS, class_names=CLASS_NAMES, costs=_costs(request))
 
 
 @get("/operations")
@@ -40,7 +40,7 @@ async def operations(request: AnyRequest, site: NamedDependency[Site]) -> Respon
     """The newest operations."""
     async with site.read() as connection:
         latest = await reports.latest_operations(connection, LATEST, within=_within(request))
-    return site.page("operations.html", latest=latest, limit=LATEST)
+    return site.page("operations.html", latest=latest, limit=LATEST, costs=_costs(request))
 
 
 @get("/operations/{operation_id:str}")
@@ -78,6 +78,7 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         timeline=timeline(found.record),
         first_token=first_token(found.record),
         class_names=CLASS_NAMES,
+        costs=_costs(request),
     )
 
 
@@ -85,6 +86,12 @@ def _within(request: AnyRequest) -> reports.Within:
     """What whoever asks may see: a member their own, an administrator of one organisation that one."""
     caller: Caller = request.state.caller
     return reports.Within(org_id=caller.org_id, user_id=caller.user_id)
+
+
+def _costs(request: AnyRequest) -> bool:
+    """Whether whoever asks may see what it cost the operator: a member is a customer."""
+    caller: Caller = request.state.caller
+    return caller.may("read")
 
 
 def _price(found: reports.OperationDetail, version: UUID | None) -> Price | None:

@@ -3,6 +3,7 @@
 import base64
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -138,8 +139,12 @@ async def test_a_member_sees_only_their_own(
         everything = (await operator.get("/dashboard/operations")).text
         assert mine.user is not None
         ids = [part.partition('"')[0] for part in everything.split("/dashboard/operations/")[1:]]
-        codes = {(await member.get(f"/dashboard/operations/{each}")).status_code for each in ids[:30]}
-        assert codes == {200, 404}
+        pages = [await member.get(f"/dashboard/operations/{each}") for each in ids[:30]]
+        assert {page.status_code for page in pages} == {200, 404}
+        theirs = [own, await member.get("/dashboard/operations"), *(page for page in pages if page.status_code == 200)]
+        for page in theirs:
+            assert "Billed" in page.text
+            assert not re.search("[Cc]ost|Margin", page.text), "what it cost the operator is not theirs"
 
 
 async def test_domains_roles_and_userinfo(engine: AsyncEngine, there: ScriptedProvider) -> None:
