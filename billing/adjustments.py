@@ -231,7 +231,9 @@ def _cost(row: Row[Any], rates: _Rates) -> _Changed:
     unknown = row.cost is None and (row.status == "ok" or _seconds(row) is not None)
     if not unknown and (row.cost is None or used is None or _computed(used, row) != row.cost):
         return _UNCHANGED
-    price = _comparable(rates.at(row.operation_started_at).cost(row.model, row.upstream, row.tier), row)
+    # An attempt may be billed at another tier than its upstream served.
+    tier = row.tier if used is None or used.device_hour is not None else used.tier
+    price = _comparable(rates.at(row.operation_started_at).cost(row.model, row.upstream, tier), row)
     return _changed(row.cost, row.cost_before, None if price is None else _computed(price, row), price)
 
 

@@ -31,7 +31,7 @@ from engine.protocol import Account
 from gateway.call import Call
 from gateway.operation import Attempt, Operation, Priced
 from gateway.routing.rules import about_tokens
-from gateway.tiers import billed_tier
+from gateway.tiers import served_tier
 from gateway.upstreams.usage import Usage, classes_of
 from gateway.upstreams.usage_dialect import CostedUsage
 
@@ -44,10 +44,14 @@ COSTED_IN = "USD"
 def price_attempt(attempt: Attempt, operation: Operation, book: PriceBook, currency: str) -> Priced:
     assert operation.call is not None and operation.model is not None, "what was attempted was decoded and routed"
     tokens, source, flag = chargeable(attempt, operation)
-    tier = billed_tier(operation.tier, attempt.served_standard)
-    sale = book.sale(operation.model, tier, operation.payer)
-    cost_price = book.cost(attempt.model, attempt.upstream, tier)
     images = operation.call.images if tokens.prompt_tokens + tokens.completion_tokens else 0
+    served = served_tier(operation.tier, attempt.served_standard)
+    cost_price = book.cost(attempt.model, attempt.upstream, served)
+    sale, tier = book.sale(operation.model, served, operation.payer), served
+    if served != operation.tier:  # money is held for what was asked for: nobody pays more for being served otherwise
+        asked = book.sale(operation.model, operation.tier, operation.payer)
+        if _is_less(charge(asked, tokens, images), charge(sale, tokens, images)):
+            sale, tier = asked, operation.tier
     unheard = attempt.status == "upstream_error" and attempt.usage is None and attempt.account is None
     billable = attempt.billable and not unheard
     return Priced(
@@ -73,6 +77,11 @@ def chargeable(attempt: Attempt, operation: Operation) -> tuple[TokenClasses, Us
         return tokens, source, flag
     tokens, over = _promised(tokens, operation)
     return tokens, source, "; ".join(filter(None, (flag, over))) or None
+
+
+def _is_less(amount: Decimal | None, than: Decimal | None) -> bool:
+    """One that is known is less than one that is not."""
+    return amount is not None and (than is None or amount < than)
 
 
 def settled_usage(priced: Priced) -> Usage:

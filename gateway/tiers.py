@@ -30,8 +30,8 @@ def choose_tier(operation: Operation, call: Call, book: PriceBook) -> Call:
     return msgspec.structs.replace(call, priority=URGENT)
 
 
-def billed_tier(asked: Tier, served_standard: bool) -> Tier:
-    """What an attempt is billed at: an upstream may serve at the standard tier what asked for priority, and say so."""
+def served_tier(asked: Tier, served_standard: bool) -> Tier:
+    """An upstream may serve at the standard tier what asked for priority, and say so."""
     return "standard" if asked == "priority" and served_standard else asked
 
 

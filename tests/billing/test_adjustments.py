@@ -143,6 +143,14 @@ async def test_a_version_entered_before_the_call_is_no_correction(conn: AsyncCon
     assert (done.attempts, done.adjusted, done.unpriced) == (1, 0, 0)
 
 
+async def test_what_an_upstream_served_at_the_standard_tier_keeps_that_cost(conn: AsyncConnection) -> None:
+    """Also where the caller is billed the tier that it asked for."""
+    await book(conn, SALE, COST, msgspec.structs.replace(COST, tier="priority", input_fresh=Decimal(7)))
+    await call(conn, tier="priority")
+    await correct(conn, (await prices.load(conn)).cost("m", "vendor"), output_text=Decimal("2.5"))
+    assert (await rerate(conn)).cost_delta == {"USD": Decimal("0.000025")}
+
+
 async def test_what_was_unknown_becomes_known(conn: AsyncConnection) -> None:
     record = await call(conn)
     assert record.billed is None and record.cost is None
