@@ -232,7 +232,7 @@ def _cost(row: Row[Any], rates: _Rates) -> _Changed:
     if not unknown and (row.cost is None or used is None or _computed(used, row) != row.cost):
         return _UNCHANGED
     # An attempt may be billed at another tier than its upstream served.
-    tier = row.tier if used is None or used.device_hour is not None else used.tier
+    tier: Any = row.tier if used is None or used.device_hour is not None else used.tier
     price = _comparable(rates.at(row.operation_started_at).cost(row.model, row.upstream, tier), row)
     return _changed(row.cost, row.cost_before, None if price is None else _computed(price, row), price)
 

@@ -87,9 +87,7 @@ class InFlight:
 
         Raises OSError when there is no room for more slots.
         """
-        data = msgspec.json.encode(record)
-        if len(data) > SLOT_BYTES - _START:
-            data = msgspec.json.encode(msgspec.structs.replace(record, tags={}, route_reasons=[], requested_model=""))
+        data = _fitting(record)
         if not self._free:
             self._grow()
         at = self._free.pop()
@@ -111,6 +109,16 @@ class InFlight:
         os.posix_fallocate(self._file, size, size)
         self.map.resize(2 * size)
         self._free = list(range(size, 2 * size, SLOT_BYTES))
+
+
+def _fitting(record: OperationRecord) -> bytes:
+    """The record as a slot holds it, without what makes it too long. It is charged nothing: budgets need not know."""
+    data = msgspec.json.encode(record)
+    for less in ({"tags": {}, "route_reasons": [], "requested_model": ""}, {"attempts": record.attempts[-1:]}):
+        if len(data) > SLOT_BYTES - _START:
+            record = msgspec.structs.replace(record, charges=[], **less)
+            data = msgspec.json.encode(record)
+    return data
 
 
 def _killed(record: OperationRecord, characters: int, at: float) -> OperationRecord:

@@ -258,12 +258,12 @@ async def _late(
 ) -> list[tuple[str, Key, Open]]:
     """What landed since the invoices before. Of a month that its org was invoiced for, only the org is asked for it."""
     assert filters.org_id is not None
-    last_of_org = max((each.month for each in earlier if each.team_id is None), default="")
+    of_org = {each.month for each in earlier if each.team_id is None}
     found = []
     for each in earlier:
         if (
             each.team_id != filters.team_id
-            or (filters.team_id is not None and each.month <= last_of_org)
+            or (filters.team_id is not None and each.month in of_org)
             or not start - LOOK_BACK <= each.ends_at <= start
             or await _dropped(conn, filters.org_id, each.starts_at, each.ends_at)
         ):

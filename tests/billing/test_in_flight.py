@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def a_stream(**changes: Any) -> OperationRecord:
     last = an_attempt(2, status="upstream_error", tokens=TokenClasses(input_fresh=7), billed=Decimal(0), cost=None)
     fields: dict[str, Any] = {"status": "upstream_error", "billed": Decimal(0), "cost": None}
-    return an_operation(attempts=[an_attempt(1), last], **fields | changes)
+    return an_operation(**{"attempts": [an_attempt(1), last], **fields} | changes)
 
 
 async def rows(engine: AsyncEngine) -> list[Any]:
@@ -62,6 +62,19 @@ async def test_a_stream_left_open_is_a_row_and_one_that_ended_is_its_own(engine:
     (row,) = (row for row in await rows(engine) if row.id == left.id)
     assert 0 <= row.total_seconds < 60
     assert row.tags == left.tags
+
+
+def test_a_row_that_is_too_long_for_its_slot_takes_nothing_of_the_next(tmp_path: Path) -> None:
+    """Thirty attempts, each with what its upstream said."""
+    open_streams = InFlight(tmp_path)
+    attempts = [an_attempt(n, status="upstream_error", error="x" * 256) for n in range(1, 31)]
+    streams = [a_stream(attempts=attempts), a_stream(attempts=attempts, tags={"of": "y" * 20_000}), a_stream()]
+    for each in streams:
+        open_streams.begin(each)
+    found = {each.id: each for each in open_streams.left()}
+    assert found.keys() == {each.id for each in streams}
+    assert [each.number for each in found[streams[1].id].attempts] == [30]
+    open_streams.close()
 
 
 async def test_more_streams_than_there_are_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,21 @@ async def test_what_comes_late_is_asked_of_a_team_or_of_its_org_never_of_both(co
     assert last.exact_total == billed(later + without_a_team)
 
 
+async def test_what_comes_late_is_asked_of_a_team_also_when_its_org_had_a_later_month(conn: AsyncConnection) -> None:
+    """Nobody else would be asked for it: the org's invoices look for what is late in months that the org was asked."""
+    rng = random.Random(14)
+    household, _ = await filled(conn, 15, AUGUST, SEPTEMBER)
+    org_id, team_id = household.org_id, household.team_id
+    await create_invoice(conn, org_id, "2026-08", team_id=team_id)
+    await store(conn, list(operations(rng, household, SEPTEMBER, OCTOBER, 20)))
+    await create_invoice(conn, org_id, "2026-09")
+    late = list(operations(rng, household, AUGUST, SEPTEMBER, 20))
+    october = list(operations(rng, household, OCTOBER, NOVEMBER, 20))
+    await store(conn, late + october)
+    of_team = await create_invoice(conn, org_id, "2026-10", team_id=team_id)
+    assert of_team.exact_total == billed([record for record in late + october if record.team_id == team_id])
+
+
 async def test_each_currency_has_an_invoice_of_its_own(conn: AsyncConnection) -> None:
     household, records = await filled(conn, 7)
     moved = next(record for record in records if record.billed)
