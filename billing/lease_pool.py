@@ -11,6 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from billing.allowances import Allowance, Scope
+from billing.grants import Demand, Wish
 from billing.matching import Matching
 from billing.pots import EXACT, NOTHING, Account, Key, Pot
 from billing.windows import window_bounds, zone
@@ -27,16 +28,6 @@ class Taken(NamedTuple):
     others: Decimal
 
 
-class Demand(NamedTuple):
-    """What is asked of the database for an allowance: `need`, or as much of it as there is, if it is `least`."""
-
-    terms: Allowance
-    need: Decimal
-    least: Decimal
-    free: Decimal
-    """What the pot has: it is filled up to a slice."""
-
-
 class Gift(NamedTuple):
     """What goes back into a window."""
 
@@ -51,6 +42,8 @@ class Pool:
         self.matching = Matching()
         self.accounts: dict[UUID, Account] = {}
         self.hungry: set[Account] = set()
+        self.wishes: list[Wish] = []
+        """Of the calls that wait, in the order that they came."""
         self.wanted: set[Account] = set()
         self.doubtful: set[Account] = set()
         """Nobody knows what became of the last statement about their lease."""
@@ -115,11 +108,10 @@ class Pool:
         account.pot = pot
         return pot
 
-    def demand(self, account: Account, amount: Decimal) -> None:
-        """A call waits for so much."""
-        account.least = min(account.least, amount) if account.need else amount
-        account.need = EXACT.add(account.need, amount)
-        self.hungry.add(account)
+    def demand(self, amounts: Mapping[Account, Decimal]) -> None:
+        """A call waits for so much, all of it."""
+        self.wishes.append({account.terms.id: amount for account, amount in amounts.items()})
+        self.hungry.update(amounts)
 
     def refill(self, account: Account) -> None:
         """Ask for more, or for a first look at the window, with no call waiting."""
@@ -127,18 +119,12 @@ class Pool:
         self.hungry.add(account)
 
     def forget_demands(self) -> None:
-        for account in self.hungry:
-            account.need = account.least = NOTHING
+        self.wishes = []
         self.hungry = {account for account in self.hungry if account.refill}
 
     def demands(self, now: float) -> list[Demand]:
         """What to ask the database for."""
-        demands = []
-        for account in self.hungry:
-            free = self.pot(account, now).free
-            need, least = EXACT.subtract(account.need, free), EXACT.subtract(account.least, free)
-            demands.append(Demand(account.terms, max(need, NOTHING), max(least, NOTHING), free))
-        return demands
+        return [Demand(account.terms, self.pot(account, now).free) for account in self.hungry]
 
     def take(self, answers: Iterable[Taken], now: float) -> None:
         """The database has answered; it alone decides which window it is. `now` is from before it was asked."""

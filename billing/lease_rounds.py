@@ -13,7 +13,8 @@ from uuid import UUID
 import structlog
 
 from billing.allowances import CHANNEL, Scope
-from billing.lease_pool import Demand, Gift, Pool
+from billing.grants import Demand
+from billing.lease_pool import Gift, Pool
 from billing.lease_store import Store, TakenForDeadError
 from billing.notices import Notices
 from billing.pots import Account
@@ -148,7 +149,7 @@ class Rounds:
         asked = time.monotonic()
         accounts = [self._pool.accounts[demand.terms.id] for demand in demands]
         try:
-            moment, now, answers = await self._store.take(demands)
+            moment, now, answers = await self._store.take(demands, self._pool.wishes)
         except BaseException:
             self._pool.doubt(accounts)
             raise

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row, text
@@ -16,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import allowances, captures, rollover
 from billing.allowances import CHANNEL, Allowance, Scope
-from billing.lease_pool import Demand, Gift, Taken
+from billing.grants import Demand, Rest, Wish, grants
+from billing.lease_pool import Gift, Taken
 from billing.notices import notify
-from billing.pots import Key, Pot
+from billing.pots import EXACT, Key, Pot
 from billing.settlements import free_lost
 from billing.windows import window_bounds, zone
 
@@ -45,21 +47,21 @@ _LOCK = text("""
     ORDER BY budget_id, starts_at FOR UPDATE OF w
 """)
 # A statement of its own, after the lock: it sees the limit and the window as they are under it.
-_TAKE = text("""
-    WITH asked AS (
-        SELECT w.budget_id, w.starts_at, w.leased, b.limit_amount + w.added - w.settled - w.leased AS rest,
-            k.need, k.at_least, k.free, CASE b.unit WHEN 'money' THEN 9 ELSE 0 END AS decimals
+_REST = text("""
+    SELECT budget_id, rest, trunc(rest / :slices, CASE unit WHEN 'money' THEN 9 ELSE 0 END) AS slice FROM (
+        SELECT b.id AS budget_id, b.unit, greatest(b.limit_amount + w.added - w.settled - w.leased, 0) AS rest
         FROM budget_window w JOIN budget b ON b.id = w.budget_id JOIN unnest(
-            CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]),
-            CAST(:need AS numeric[]), CAST(:at_least AS numeric[]), CAST(:free AS numeric[]), CAST(:rolls AS boolean[])
-        ) AS k (budget_id, starts_at, need, at_least, free, rolls) USING (budget_id, starts_at)
+            CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]), CAST(:rolls AS boolean[])
+        ) AS k (budget_id, starts_at, rolls) USING (budget_id, starts_at)
         WHERE k.rolls = (b.rolls_since IS NOT NULL)
-    ), grants AS (
-        SELECT *, CASE
-            WHEN rest <= 0 OR rest < at_least THEN 0
-            ELSE least(rest, greatest(need, trunc(rest / :slices, decimals) - free))
-        END AS taken
-        FROM asked
+    ) AS found
+""")
+_TAKE = text("""
+    WITH grants AS (
+        SELECT w.budget_id, w.starts_at, w.leased, k.taken
+        FROM budget_window w JOIN unnest(
+            CAST(:budgets AS uuid[]), CAST(:starts AS timestamptz[]), CAST(:taken AS numeric[])
+        ) AS k (budget_id, starts_at, taken) USING (budget_id, starts_at)
     ), moved AS (
         UPDATE budget_window w SET leased = w.leased + g.taken
         FROM grants g WHERE w.budget_id = g.budget_id AND w.starts_at = g.starts_at AND g.taken > 0
@@ -70,7 +72,7 @@ _TAKE = text("""
             DO UPDATE SET granted = l.granted + excluded.granted
         RETURNING budget_id, starts_at
     )
-    SELECT g.budget_id, g.starts_at, g.taken, g.rest - g.taken AS rest,
+    SELECT g.budget_id, g.starts_at, g.taken,
         coalesce(l.granted, 0) + g.taken AS granted,
         g.leased - coalesce(l.granted - l.settled, 0) AS others
     FROM grants g
@@ -137,8 +139,11 @@ class Store:
             moment, found = await allowances.find(conn, scopes)
             return moment, time.monotonic(), found
 
-    async def take(self, demands: Sequence[Demand]) -> tuple[datetime, float, list[Taken]]:
-        """Lease what is asked for, in the windows of the database's time; return that, and the monotonic time then."""
+    async def take(self, demands: Sequence[Demand], wishes: Sequence[Wish]) -> tuple[datetime, float, list[Taken]]:
+        """Lease what is asked for, in the windows of the database's time; return that, and the monotonic time then.
+
+        A call's wish is granted as a whole or not at all (`billing.grants`): the windows are locked together.
+        """
         rolling = [d.terms.id for d in demands if d.terms.rolls_since is not None]
         wallets = [d.terms.id for d in demands if d.terms.prepaid]
         async with self._turn() as (conn, moment):
@@ -160,14 +165,17 @@ class Store:
                 await rollover.carry(conn, {budget_id: starts[budget_id] for budget_id in rolling})
             if wallets:
                 ends |= await captures.expire(conn, wallets, moment)
+            rolls = {"rolls": [d.terms.rolls_since is not None for d in demands], "slices": SLICES}
+            rows = await conn.execute(_REST, keys | rolls)
+            rests = {row.budget_id: Rest(row.rest, row.slice) for row in rows}
+            taken = grants(demands, wishes, rests)
             amounts = {
-                "need": [d.need for d in demands],
-                "at_least": [d.least for d in demands],
-                "free": [d.free for d in demands],
-                "rolls": [d.terms.rolls_since is not None for d in demands],
+                "budgets": list(taken),
+                "starts": [starts[budget_id] for budget_id in taken],
+                "taken": list(taken.values()),
             }
-            rows = await conn.execute(_TAKE, keys | amounts | {"replica": self._replica, "slices": SLICES})
-            return moment, now, [_taken(row, ends) for row in rows]
+            rows = await conn.execute(_TAKE, amounts | {"replica": self._replica})
+            return moment, now, [_taken(row, ends, rests) for row in rows]
 
     async def give(self, gifts: Sequence[Gift]) -> None:
         """Give back, and tell replicas that may wait for it."""
@@ -231,12 +239,12 @@ def _keys(keys: Iterable[Key]) -> dict[str, list[object]]:
     return {"budgets": [budget_id for budget_id, _ in pairs], "starts": [starts_at for _, starts_at in pairs]}
 
 
-def _taken(row: Row[tuple[object, ...]], ends: Mapping[UUID, datetime | None]) -> Taken:
+def _taken(row: Row[Any], ends: Mapping[UUID, datetime | None], rests: Mapping[UUID, Rest]) -> Taken:
     return Taken(
         key=(row.budget_id, row.starts_at),
         ends_at=ends[row.budget_id],
         taken=row.taken,
         granted=row.granted,
-        left=row.rest,
+        left=EXACT.subtract(rests[row.budget_id].rest, row.taken),
         others=row.others,
     )

@@ -24,7 +24,7 @@ from billing.lease_pool import Pool
 from billing.lease_rounds import Rounds
 from billing.lease_store import Store
 from billing.notices import Notices
-from billing.pots import EXACT, NOTHING, Account
+from billing.pots import EXACT, NOTHING
 from billing.records import refuse_bad_money
 from billing.refusals import (
     BudgetError,
@@ -52,6 +52,7 @@ __all__ = [
 
 ASK_SECONDS = 0.3
 """How long other replicas have to give back what a call here needs."""
+ASK_AGAIN_SECONDS = 0.1
 BARREN_SECONDS = 1.0
 """After that brought nothing, how long nobody is asked again; and how long it is believed that a window has no more."""
 
@@ -187,22 +188,25 @@ class Leases:
             hopeless = amount > EXACT.add(pot.reach, pot.others) and (seen or now - pot.seen < BARREN_SECONDS)
             if hopeless or (account.terms.fixed and amount > account.terms.limit_amount):
                 refused.append(part)
-            elif amount <= pot.reach or not (seen or barren):
-                self._pool.demand(account, amount)
-            elif barren or (waiting is not None and self._waited(waiting, account, now)):
-                if not barren:
-                    pot.barren_until = now + BARREN_SECONDS
+            elif amount <= pot.reach:
+                continue
+            elif barren:
                 refused.append(part)
-            else:
-                self._pool.demand(account, amount)
+            elif seen and waiting is not None and self._waited(waiting, part, now):
+                pot.barren_until = now + BARREN_SECONDS
+                refused.append(part)
         if refused:
             raise refusal(refused, now)
+        self._pool.demand({part.account: part.amount for part in short})
 
-    def _waited(self, waiting: Waiting[Hold], account: Account, now: float) -> bool:
-        """Whether other replicas have had their time; they are asked when it begins."""
+    def _waited(self, waiting: Waiting[Hold], part: Part, now: float) -> bool:
+        """Whether other replicas have had their time; meanwhile they are asked again and again, for what one of them
+        gave back may have gone to another of them."""
         if waiting.deadline is None:
             waiting.deadline = now + ASK_SECONDS
-            self._rounds.ask(account)
+        if now - part.pot.asked >= ASK_AGAIN_SECONDS:
+            part.pot.asked = now
+            self._rounds.ask(part.account)
         return now >= waiting.deadline
 
     async def _wait(self, attempt: Callable[[Waiting[T]], T | None]) -> T:

@@ -29,6 +29,7 @@ class Pot:
     """One window of one allowance."""
 
     __slots__ = (
+        "asked",
         "barren_until",
         "ends",
         "ends_at",
@@ -61,6 +62,8 @@ class Pot:
         """What other replicas had out then."""
         self.seen = -inf
         self.used = -inf
+        self.asked = -inf
+        """When other replicas were asked to give back what they do not use."""
         self.barren_until = -inf
         """Until then nobody is asked again for what could not be had."""
 
@@ -85,17 +88,13 @@ class Pot:
 class Account:
     """An allowance as this replica knows it, with the pots of its windows."""
 
-    __slots__ = ("gone", "least", "need", "pot", "pots", "refill", "terms", "unit")
+    __slots__ = ("gone", "pot", "pots", "refill", "terms", "unit")
 
     def __init__(self, terms: Allowance) -> None:
         self.pots: dict[datetime, Pot] = {}
         self.pot: Pot | None = None
         """Of the window of now, once it is known."""
         self.unit = terms.unit
-        self.need = NOTHING
-        """Of the calls that wait, together."""
-        self.least = NOTHING
-        """Of that one of them that needs the least."""
         self.refill = False
         self.gone = False
         self.terms = terms

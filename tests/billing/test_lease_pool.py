@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
 from uuid import UUID
 
 from hypothesis import settings
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from billing.allowances import Allowance
+from billing.grants import Rest, grants
 from billing.holds import Hold, Need, parts_of
 from billing.ids import new_id
 from billing.lease_pool import Gift, Pool, Taken
@@ -46,19 +47,22 @@ class Database:
         self.now = START
 
     def take(self, replica: str, pool: Pool, now: float) -> list[Taken]:
+        demands = pool.demands(now)
+        bounds = {d.terms.id: window_bounds(self.now, d.terms.window, zone("UTC")) for d in demands}
+        rests = {}
+        for budget_id, (starts_at, _) in bounds.items():
+            window = self.windows[budget_id, starts_at]
+            rest = max(self.limits[budget_id] - window.settled - window.leased, Decimal(0))
+            rests[budget_id] = Rest(rest, (rest / SLICES).quantize(Decimal("1E-9"), rounding=ROUND_DOWN))
         answers = []
-        for demand in pool.demands(now):
-            starts_at, ends_at = window_bounds(self.now, demand.terms.window, zone("UTC"))
-            key = demand.terms.id, starts_at
-            window = self.windows[key]
-            rest = self.limits[key[0]] - window.settled - window.leased
-            taken = Decimal(0)
-            if rest > 0 and rest >= demand.least:
-                taken = min(rest, max(demand.need, (rest / SLICES).quantize(Decimal("1E-9")) - demand.free))
+        for budget_id, taken in grants(demands, pool.wishes, rests).items():
+            starts_at, ends_at = bounds[budget_id]
+            window = self.windows[budget_id, starts_at]
             lease = window.leases[replica]
             others = window.leased - (lease[0] - lease[1])
             lease[0] += taken
-            answers.append(Taken(key, ends_at, taken, lease[0], rest - taken, others))
+            left = rests[budget_id].rest - taken
+            answers.append(Taken((budget_id, starts_at), ends_at, taken, lease[0], left, others))
         return answers
 
     def give(self, replica: str, gifts: list[Gift]) -> None:
@@ -127,8 +131,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 return
             self.find_out(number)
             pool.forget_demands()
-            for account, _, needed in short:
-                pool.demand(account, needed)
+            pool.demand({account: needed for account, _, needed in short})
             if lost != "b":  # before: nothing was done
                 answers = self.database.take(replica.name, pool, self.clock)
             if lost != " ":
