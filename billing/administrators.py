@@ -103,11 +103,19 @@ def checked_email(email: str) -> str:
     name, _, domain = email.rpartition("@")
     if not name or "." not in domain.strip(".") or not email.isprintable() or " " in email or len(email) > 320:
         raise ValueError(f"{email[:100]!r} is not an e-mail address")
-    return email.lower()
+    return lower_address(email)
+
+
+def lower_address(email: str) -> str:
+    """Its ASCII letters in lower case. Unicode has others whose lower case is ASCII: those are other mailboxes."""
+    return email.encode().lower().decode()
 
 
 async def change_role(conn: AsyncConnection, administrator_id: UUID, role: Role) -> None:
-    """Let an administrator do what `role` may, from now on. Raises ValueError when they cannot have that role."""
+    """Let an administrator do what `role` may, from now on. Raises ValueError when they cannot have that role.
+
+    A role that a provider's claim gave becomes theirs without it.
+    """
     found = await get_administrator(conn, str(administrator_id))
     if found.revoked_at is not None:
         raise ValueError("this administrator is revoked; create a new one")
@@ -115,7 +123,7 @@ async def change_role(conn: AsyncConnection, administrator_id: UUID, role: Role)
         raise ValueError("a role is changed to owner, admin or billing_reader, and a member's not at all")
     if role == "owner" and found.org_id is not None:
         raise ValueError("an owner looks after all organisations, and this administrator after one")
-    await conn.execute(update(administrator).where(administrator.c.id == administrator_id).values(role=role))
+    await _set(conn, administrator_id, role=role, role_claimed=False)
 
 
 async def revoke_administrator(conn: AsyncConnection, administrator_id: UUID) -> bool:
@@ -150,7 +158,7 @@ async def get_administrator(conn: AsyncConnection, which: str) -> Administrator:
     try:
         wanted: ColumnElement[bool] = administrator.c.id == UUID(which)
     except ValueError:
-        wanted = (administrator.c.email == which.lower()) & administrator.c.revoked_at.is_(None)
+        wanted = (administrator.c.email == lower_address(which)) & administrator.c.revoked_at.is_(None)
     row = (await conn.execute(_LISTED.where(wanted))).mappings().one_or_none()
     if row is None:
         raise MissingError(f"there is no administrator {which!r}; `farthing admins list` shows all")
@@ -287,14 +295,15 @@ async def sign_in(
     """The administrator that an OIDC provider's `subject` is. `email`: verified by the provider, else None.
 
     Who is not bound yet is found by the address and bound. Where the provider's claim gives a role (`claimed`), it is
-    theirs from now on, and who is not known at all is made. Raises SignInRefusedError, also for who was revoked here.
+    theirs from now on, and who is not known at all is made. Who has a role by a claim alone is let in no longer without
+    it. Raises SignInRefusedError, also for who was revoked here.
     """
     bound = (administrator.c.issuer == issuer) & (administrator.c.subject == subject)
     rows = (await conn.execute(select(administrator).where(bound).with_for_update())).mappings().all()
     found = next((row for row in rows if row["revoked_at"] is None), None)
     if found is None and email is not None:
         by_email = select(administrator).where(
-            administrator.c.email == email.lower(),
+            administrator.c.email == lower_address(email),
             administrator.c.subject.is_(None),
             administrator.c.revoked_at.is_(None),
         )
@@ -302,16 +311,28 @@ async def sign_in(
         if found is not None:
             await _set(conn, found["id"], issuer=issuer, subject=subject)
     if found is not None:
+        if claimed is None and found["role_claimed"]:
+            raise SignInRefusedError("The provider gives you no role here any more. Ask an owner to give you one.")
         if claimed is not None and found["role"] not in (claimed, "member") and found["org_id"] is None:
-            await _set(conn, found["id"], role=claimed)
+            await _set(conn, found["id"], role=claimed, role_claimed=True)
         return UUID(str(found["id"]))
-    if rows:
+    if rows or await _was_revoked(conn, email):
         raise SignInRefusedError("You were an administrator here and are no longer. Ask an owner.")
     if claimed is None:
         raise SignInRefusedError("You are not an administrator here. Ask an owner to add your e-mail address.")
     made = await create_administrator(conn, name, claimed, email=email)
-    await _set(conn, made, issuer=issuer, subject=subject)
+    await _set(conn, made, issuer=issuer, subject=subject, role_claimed=True)
     return made
+
+
+async def _was_revoked(conn: AsyncConnection, email: str | None) -> bool:
+    """Whether somebody with this address was revoked, be it before they had ever signed in."""
+    if email is None:
+        return False
+    query = select(administrator.c.id).where(
+        administrator.c.email == lower_address(email), administrator.c.revoked_at.is_not(None)
+    )
+    return (await conn.execute(query.limit(1))).first() is not None
 
 
 async def _set(conn: AsyncConnection, administrator_id: UUID, **values: Any) -> None:

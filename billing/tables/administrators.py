@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     ForeignKey,
@@ -29,6 +30,7 @@ administrator = Table(
     Column("issuer", Text, nullable=True, comment="the OIDC provider that knows the subject"),
     Column("subject", Text, nullable=True, comment="who it is there, from the first sign-in on"),
     Column("role", Text, nullable=False),
+    Column("role_claimed", Boolean, nullable=False, server_default=text("false"), comment="a provider's claim gave it"),
     Column("org_id", ForeignKey("org.id"), nullable=True, comment="the only one it may see; NULL: all"),
     Column("user_id", ForeignKey("app_user.id"), nullable=True, comment="who a member is"),
     created(),

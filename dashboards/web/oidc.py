@@ -19,6 +19,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
+from billing.administrators import lower_address
 from billing.roles import Role, higher
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
@@ -28,6 +29,8 @@ KEPT_SECONDS = 3600.0
 """How long the provider's description and keys are taken as they were."""
 REFETCH_SECONDS = 30.0
 """Keys that it did not have are looked for anew, no more often than this."""
+LONGEST_SUBJECT = 255
+"""In characters: OpenID Connect allows no more."""
 _HTTP_SECONDS = 10.0
 _SCOPE = "openid email profile"
 
@@ -122,6 +125,7 @@ class Provider:
         tokens = await self._redeem(answer["code"], attempt.verifier)
         claims = await self._verified(tokens.get("id_token"), attempt.nonce)
         if "email" not in claims:
+            claims.pop("email_verified", None)  # it is about an address that we were not told
             claims |= await self._more_claims(claims["sub"], tokens.get("access_token"))
         return self._person(claims)
 
@@ -168,10 +172,11 @@ class Provider:
             registry.validate(claims)
         except (JoseError, ValueError, TypeError) as error:
             raise ProviderError(f"its id token is not to be believed: {type(error).__name__}: {error}") from error
-        audience = claims["aud"]
-        if isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self.settings.client_id:
-            raise ProviderError("its id token is for others too, and was not issued to us")
-        if not isinstance(claims["sub"], str) or not claims["sub"]:
+        several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+        if (several or "azp" in claims) and claims.get("azp") != self.settings.client_id:
+            raise ProviderError("its id token was not issued to us")
+        subject = claims["sub"]
+        if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_SUBJECT or not subject.isprintable():
             raise ProviderError("its id token names nobody")
         return claims
 
@@ -199,15 +204,16 @@ class Provider:
     def _person(self, claims: dict[str, Any]) -> Person:
         verified = claims.get("email_verified") in (True, "true")
         email = claims.get("email") if verified else None
-        email = email.lower() if isinstance(email, str) else None
+        email = lower_address(email) if isinstance(email, str) and email.isprintable() else None
         domains = self.settings.allowed_domains
         if domains and (email is None or email.rpartition("@")[2] not in domains):
             raise ProviderError("this address is not of a domain that may sign in here")
         values = claims.get(self.settings.role_claim) if self.settings.role_claim else None
         named = values if isinstance(values, list) else [values]
         roles = [self.settings.roles[each] for each in named if isinstance(each, str) and each in self.settings.roles]
-        name = claims.get("name") or email or claims["sub"]
-        return Person(subject=claims["sub"], email=email, name=str(name)[:200], role=higher(roles) if roles else None)
+        called = "".join(filter(str.isprintable, str(claims.get("name") or "")))[:200].strip()
+        name = called or email or claims["sub"]
+        return Person(subject=claims["sub"], email=email, name=name, role=higher(roles) if roles else None)
 
     async def _described(self) -> _Description:
         if self._description is None or self._clock() - self._description[0] > KEPT_SECONDS:

@@ -98,7 +98,8 @@ async def to_provider(request: AnyRequest, site: NamedDependency[Site]) -> Respo
     except ProviderError as error:
         return _refused(site, page, error)
     sealed = site.sessions.seal("sign-in", _packed(attempt), ATTEMPT_SECONDS)
-    return Redirect(url, status_code=303, cookies=[_cookie(request, sealed, ATTEMPT_SECONDS, ATTEMPT_COOKIE)])
+    cookie = _cookie(request, sealed, ATTEMPT_SECONDS, ATTEMPT_COOKIE, secure=_public_https(provider))
+    return Redirect(url, status_code=303, cookies=[cookie])
 
 
 @get("/sign-in/callback")
@@ -119,7 +120,7 @@ async def from_provider(request: AnyRequest, site: NamedDependency[Site]) -> Res
     except (ProviderError, ValueError) as error:
         return _refused(site, attempt.page, error)
     cookies = [
-        _cookie(request, site.sessions.issue(str(found)), LIFETIME_SECONDS),
+        _cookie(request, site.sessions.issue(str(found)), LIFETIME_SECONDS, secure=_public_https(provider)),
         _cookie(request, "", 0, ATTEMPT_COOKIE),
     ]
     return Redirect(attempt.page, status_code=303, cookies=cookies)
@@ -156,12 +157,17 @@ def _packed(attempt: Attempt) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(attempt)).decode()
 
 
-def _cookie(request: AnyRequest, value: str, seconds: int, name: str = COOKIE) -> Cookie:
+def _public_https(provider: Provider) -> bool:
+    """Whether browsers came over HTTPS, be it that a proxy before us ended it."""
+    return provider.settings.redirect_uri.startswith("https://")
+
+
+def _cookie(request: AnyRequest, value: str, seconds: int, name: str = COOKIE, *, secure: bool = False) -> Cookie:
     """SameSite=Lax: a link to an operation from a chat works, a form on another site does not.
 
     For every path, since the admin API takes the session too.
     """
-    secure = request.url.scheme == "https"
+    secure = secure or request.url.scheme == "https"
     return Cookie(name, path="/", value=value, max_age=seconds, secure=secure, httponly=True, samesite="lax")
 
 

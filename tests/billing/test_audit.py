@@ -81,6 +81,13 @@ async def test_the_log_is_only_added_to(engine: AsyncEngine, statement: str) -> 
         assert len(await list_entries(connection, 10)) == 1
 
 
+async def test_no_table_that_it_follows_can_be_emptied_past_it(engine: AsyncEngine) -> None:
+    for each in AUDITED:
+        with pytest.raises(DBAPIError, match="would leave no trace"):
+            async with engine.begin() as connection:
+                await connection.execute(text(f"TRUNCATE {each.table} CASCADE"))
+
+
 async def test_no_secret_and_no_hash_is_in_it(conn: AsyncConnection) -> None:
     org = await people.create_org(conn, "acme")
     key = await people.create_key(conn, org, "k")

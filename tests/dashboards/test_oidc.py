@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from visiting import mount, visitor
 
 from billing import people
-from billing.administrators import create_administrator, get_administrator, revoke_administrator
+from billing.administrators import change_role, create_administrator, get_administrator, revoke_administrator
 from billing.tables import administrator, audit_log
 from dashboards.web import COOKIE, Provider, ProviderSettings
 from dashboards.web.sign_in import ATTEMPT_COOKIE
@@ -170,6 +170,73 @@ async def test_domains_roles_and_userinfo(engine: AsyncEngine, there: ScriptedPr
     assert (bea.name, bea.role) == ("Bea", "billing_reader"), "the last sign-in's claim counts"
 
 
+CLAIMED = {"role_claim": "groups", "roles": {"finance": "billing_reader", "platform": "admin"}}
+ADA = {"email": "ada@example.com", "email_verified": True}
+
+
+async def test_who_has_a_role_by_a_claim_is_out_without_it(engine: AsyncEngine, there: ScriptedProvider) -> None:
+    async with visitor(mount(engine, Provider(settings(there, **CLAIMED)))) as browser:
+        there.person = {"sub": "1", **ADA, "groups": ["platform"]}
+        assert (await sign_in(browser)).status_code == 303
+        for groups in ({}, {"groups": []}, {"groups": "chess"}, {"groups": {"platform": True}}):
+            there.person = {"sub": "1", **ADA, **groups}
+            answer = await sign_in(browser)
+            assert answer.status_code == 403 and "no role here any more" in answer.text, groups
+        async with engine.begin() as conn:
+            await change_role(conn, (await get_administrator(conn, "ada@example.com")).id, "billing_reader")
+        assert (await sign_in(browser)).status_code == 303, "an owner has given the role"
+
+
+async def test_who_was_added_by_hand_needs_no_claim(engine: AsyncEngine, there: ScriptedProvider) -> None:
+    await invite(engine)
+    async with visitor(mount(engine, Provider(settings(there, **CLAIMED)))) as browser:
+        for groups in ({}, {"groups": ["platform"]}, {}):
+            there.person = {"sub": "1", **ADA, **groups}
+            assert (await sign_in(browser)).status_code == 303, groups
+
+
+async def test_who_was_revoked_before_the_first_sign_in_is_not_made_anew_by_a_claim(
+    engine: AsyncEngine, there: ScriptedProvider
+) -> None:
+    who = await invite(engine)
+    async with engine.begin() as conn:
+        await revoke_administrator(conn, (await get_administrator(conn, who)).id)
+    there.person = {"sub": "1", **ADA, "groups": ["platform"]}
+    async with visitor(mount(engine, Provider(settings(there, **CLAIMED)))) as browser:
+        answer = await sign_in(browser)
+        assert answer.status_code == 403 and "no longer" in answer.text
+        await invite(engine)
+        assert (await sign_in(browser)).status_code == 303, "unless an owner adds them again"
+
+
+@pytest.mark.parametrize("address", ["\u212aate@example.com", "kate@example.com\n", ["kate@example.com"]])
+async def test_an_address_that_only_looks_the_same_is_another(
+    browser: httpx.AsyncClient, engine: AsyncEngine, there: ScriptedProvider, address: Any
+) -> None:
+    """The Kelvin sign's lower case is a k."""
+    await invite(engine, "Kate@Example.com")
+    there.person = {"sub": "eve", "email": address, "email_verified": True}
+    assert (await sign_in(browser)).status_code == 403
+    there.person = {"sub": "kate", "email": "KATE@example.COM", "email_verified": True}
+    assert (await sign_in(browser)).status_code == 303
+
+
+async def test_a_verification_is_of_the_address_beside_it(
+    browser: httpx.AsyncClient, engine: AsyncEngine, there: ScriptedProvider
+) -> None:
+    await invite(engine)
+    there.person = {"sub": "eve", "email_verified": True}
+    there.userinfo = {"sub": "eve", "email": "ada@example.com"}
+    assert (await sign_in(browser)).status_code == 403
+
+
+async def test_cookies_are_secure_where_browsers_come_over_https(engine: AsyncEngine, there: ScriptedProvider) -> None:
+    public = settings(there, redirect_uri="https://farthing.test/dashboard/sign-in/callback")
+    async with visitor(mount(engine, Provider(public))) as browser:
+        away = await browser.get("/dashboard/sign-in/provider")
+    assert "secure" in away.headers["set-cookie"].lower()
+
+
 def encoded(part: bytes) -> str:
     return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
 
@@ -192,6 +259,8 @@ ATTACKS: dict[str, Any] = {
     "from the future": {"iat": int(time.time()) + 600},
     "not valid yet": {"nbf": int(time.time()) + 600},
     "nobody": {"sub": ""},
+    "nobody that could be stored": {"sub": "a\x00b"},
+    "issued to another": {"azp": "somebody-else"},
 }
 
 
