@@ -8,10 +8,10 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.charge import EXACT, device_cost
+from billing.charge import EXACT, device_cost, total
 from billing.charged import PARTS
 from billing.prices import Price, effective, find_versions
-from billing.records import AttemptRecord
+from billing.records import AttemptRecord, OperationRecord
 from billing.reports import EVERYTHING, OperationDetail, Within, find_operation
 from billing.tables import adjustment
 
@@ -81,7 +81,7 @@ async def explain(conn: AsyncConnection, operation_id: UUID, *, within: Within =
     query = select(*columns).where(adjustment.c.operation_id == operation_id).order_by(adjustment.c.id)
     adjustments = tuple(Adjusted(**row) for row in (await conn.execute(query)).mappings())
     billed = _with(record.billed, [each.billed_delta for each in adjustments])
-    cost = _with(record.cost, [each.cost_delta for each in adjustments])
+    cost = _cost_of(record, adjustments)
     return Explanation(
         operation=found,
         attempts=tuple(
@@ -169,6 +169,17 @@ def _total(parts: Sequence[PartAmount]) -> Decimal:
     for part in parts:
         total = EXACT.add(total, part.amount)
     return total
+
+
+def _cost_of(record: OperationRecord, adjustments: Sequence[Adjusted]) -> Decimal | None:
+    """Unknown until all of its attempts' costs are known."""
+    adjusted = {each.number for each in adjustments if each.cost_delta is not None}
+    recorded = record.cost
+    if recorded is None and adjusted:
+        if any(each.cost is None and each.number not in adjusted for each in record.attempts):
+            return None
+        recorded = total(each.cost or Decimal(0) for each in record.attempts)
+    return _with(recorded, [each.cost_delta for each in adjustments])
 
 
 def _with(amount: Decimal | None, deltas: Sequence[Decimal | None]) -> Decimal | None:

@@ -1,7 +1,7 @@
 """What is counted and summed of operations: the measures of `billing.tables.usage`, for rows of the ledger.
 
-They come as rows to be summed, several for one operation: one that counts it, one for each of its attempts and one for
-each adjustment of them.
+They come as rows to be summed, several for one operation: one that counts it, adjustments included, and one for each of
+its attempts.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,8 +17,10 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     Subquery,
+    and_,
     case,
     cast,
+    false,
     func,
     literal_column,
     null,
@@ -35,8 +37,7 @@ NOTHING_DISPATCHED = ("refused", "invalid")
 
 
 _OF_ATTEMPTS = {*TOKEN_CLASSES, "cache_hits", "cache_saved", "cache_saved_unknown"}
-_OF_ADJUSTMENTS = {"billed_adjustment", "cost_adjustment"}
-_OF_OPERATIONS = {*MEASURES} - _OF_ATTEMPTS - _OF_ADJUSTMENTS
+_OF_OPERATIONS = {*MEASURES} - _OF_ATTEMPTS
 _NEEDED = (
     *("id", "started_at", "org_id", "team_id", "user_id", "key_id", "tags", "requested_model", "model", "status"),
     *("billed", "cost", "currency"),
@@ -57,7 +58,7 @@ def ledger_rows(which: ColumnElement[bool], measures: Collection[str] = MEASURES
     first = select(found.c.id).order_by(found.c.id).limit(1).scalar_subquery()
     parts = [
         part(found, first, [name for name in MEASURES if name in measures])
-        for part, kinds in ((_operations, _OF_OPERATIONS), (_attempts, _OF_ATTEMPTS), (_adjustments, _OF_ADJUSTMENTS))
+        for part, kinds in ((_operations, _OF_OPERATIONS), (_attempts, _OF_ATTEMPTS))
         if kinds & {*measures}
     ]
     return union_all(*parts).subquery("rows")
@@ -83,7 +84,12 @@ def _operations(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> 
         .group_by(adjustment.c.operation_id)
         .subquery("changed")
     )
-    billed, cost = (_changed(found.c[name], changed.c[name]) for name in ("billed", "cost"))
+    apart = _costs_apart(found, first)
+    # An operation is known to cost something once all of its attempts are.
+    unknown = func.coalesce(apart.c.unknown, false())
+    recorded = func.coalesce(found.c.cost, case((~unknown, apart.c.cost)))
+    cost_delta = case((~unknown, changed.c.cost))
+    billed, cost = _changed(found.c.billed, changed.c.billed), _changed(recorded, cost_delta)
     status = found.c.status
     dispatched = status.not_in(NOTHING_DISPATCHED)
     rows = _rows(
@@ -99,11 +105,39 @@ def _operations(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> 
             "billed_unknown": _one_if(dispatched & billed.is_(None)),
             "cost_unknown": _one_if(dispatched & cost.is_(None)),
             "billed": found.c.billed,
-            "cost": found.c.cost,
+            "cost": recorded,
             "margin": billed - cost,
+            "billed_adjustment": func.coalesce(changed.c.billed, 0),
+            "cost_adjustment": func.coalesce(cost_delta, 0),
         },
     )
-    return rows.outerjoin(changed, changed.c.operation_id == found.c.id)
+    joined = rows.outerjoin(changed, changed.c.operation_id == found.c.id)
+    return joined.outerjoin(apart, apart.c.id == found.c.id)
+
+
+def _costs_apart(found: CTE, first: ScalarSelect[Any]) -> Subquery:
+    """Of operations without a cost of which an attempt's was adjusted: `cost`, the sum of what attempts were recorded
+    with, and whether one is still `unknown`."""
+    adjusted = (
+        select(adjustment.c.operation_id, adjustment.c.number)
+        .where(adjustment.c.operation_id >= first, adjustment.c.cost_delta.is_not(None))
+        .distinct()
+        .subquery("adjusted")
+    )
+    same = and_(adjusted.c.operation_id == attempt.c.operation_id, adjusted.c.number == attempt.c.number)
+    unknown = attempt.c.cost.is_(None) & adjusted.c.number.is_(None)
+    return (
+        select(found.c.id, func.sum(attempt.c.cost).label("cost"), func.bool_or(unknown).label("unknown"))
+        .join(attempt, attempt.c.operation_id == found.c.id)
+        .outerjoin(adjusted, same)
+        .where(
+            found.c.cost.is_(None),
+            found.c.id.in_(select(adjusted.c.operation_id)),
+            attempt.c.operation_id >= first,
+        )
+        .group_by(found.c.id)
+        .subquery("apart")
+    )
 
 
 def _changed(amount: ColumnElement[Any], by: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -132,14 +166,6 @@ def _attempts(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> Se
         .outerjoin(override, override.c.id == attempt.c.price_override_id)
         .where(attempt.c.operation_id >= first)
     )
-
-
-def _adjustments(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> Select[*tuple[Any, ...]]:
-    amounts: Measures = {
-        f"{name}_adjustment": func.coalesce(adjustment.c[f"{name}_delta"], 0) for name in ("billed", "cost")
-    }
-    joined = _rows(found, wanted, amounts).join(adjustment, adjustment.c.operation_id == found.c.id)
-    return joined.where(adjustment.c.operation_id >= first)
 
 
 def _rows(found: CTE, wanted: Sequence[str], measures: Measures) -> Select[*tuple[Any, ...]]:

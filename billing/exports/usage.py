@@ -54,12 +54,25 @@ LEFT JOIN (
     SELECT operation_id, sum(billed_delta) AS billed, sum(cost_delta) AS cost FROM adjustment
     WHERE operation_id >= :first AND operation_id < :after GROUP BY operation_id
 ) j ON j.operation_id = o.id
+LEFT JOIN (
+    SELECT a.operation_id, sum(a.cost) AS cost, bool_or(a.cost IS NULL AND k.number IS NULL) AS unknown
+    FROM attempt a LEFT JOIN (
+        SELECT DISTINCT operation_id, number FROM adjustment
+        WHERE operation_id >= :first AND operation_id < :after AND cost_delta IS NOT NULL
+    ) k ON k.operation_id = a.operation_id AND k.number = a.number
+    WHERE a.operation_id IN (
+        SELECT operation_id FROM adjustment
+        WHERE operation_id >= :first AND operation_id < :after AND cost_delta IS NOT NULL
+    ) AND a.operation_id >= :first AND a.operation_id < :after
+    GROUP BY a.operation_id
+) c ON c.operation_id = o.id AND o.cost IS NULL
 """
 _MONEY = """
-SELECT o.*, j.billed AS billed_adjustment, j.cost AS cost_adjustment,
+SELECT o.*, j.billed AS billed_adjustment, CASE WHEN c.unknown THEN NULL ELSE j.cost END AS cost_adjustment,
        CASE WHEN j.billed IS NULL THEN o.billed ELSE coalesce(o.billed, 0) + j.billed END AS now_billed,
-       CASE WHEN j.cost IS NULL THEN o.cost ELSE coalesce(o.cost, 0) + j.cost END AS now_cost
+       CASE WHEN j.cost IS NULL OR c.unknown THEN o.cost ELSE coalesce(o.cost, c.cost, 0) + j.cost END AS now_cost
 """
+"""An operation is known to cost something once all of its attempts are."""
 _TOKENS = ", ".join(f"sum(a.{name})::bigint AS {name}" for name in TOKEN_CLASSES)
 _LAST = ", ".join(
     f"(array_agg(a.{name} ORDER BY a.number DESC))[1] AS {name}" for name in ("upstream", "tier", "usage_source")

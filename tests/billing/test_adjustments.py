@@ -1,5 +1,7 @@
 """Re-rating: corrections of the book become rows beside the ledger, once, and nothing else changes."""
 
+import csv
+import io
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,7 +13,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import adjustments, prices
+from billing.breakdown import usage_by
 from billing.charge import charge, device_cost
+from billing.explanation import explain
+from billing.exports.usage import export_usage
 from billing.ids import new_id, smallest_id
 from billing.price_changes import Entry, amended, corrected, enter
 from billing.prices import Price, PriceTerms
@@ -159,6 +164,52 @@ async def test_what_was_unknown_becomes_known(conn: AsyncConnection) -> None:
     done = await rerate(conn)
     assert (done.billed_delta, done.cost_delta) == ({"USD": Decimal("0.002")}, {"USD": Decimal("0.0002")})
     assert (await rerate(conn)).adjusted == 0
+
+
+@pytest.mark.parametrize("first", [None, Decimal("0.25")], ids=["unknown", "known"])
+async def test_an_operation_costs_what_is_known_once_all_of_its_attempts_are(
+    conn: AsyncConnection, first: Decimal | None
+) -> None:
+    """Of a failed attempt often nobody knows what it cost: then a correction of the other one's makes nothing known."""
+    await book(conn, SALE, COST)
+    loaded = await prices.load(conn)
+    failed = an_attempt(1, model="m", upstream="vendor", status="upstream_error", billable=False, billed=Decimal(0))
+    failed = msgspec.structs.replace(failed, cost=first, prefill_device_seconds=None)
+    lacking = first is None
+    sale, cost = loaded.sale("m"), loaded.cost("m", "vendor")
+    assert sale is not None and cost is not None
+    answered = msgspec.structs.replace(
+        failed,
+        number=2,
+        status="ok",
+        billable=True,
+        tokens=TOKENS,
+        billed=charge(sale, TOKENS),
+        cost=charge(cost, TOKENS) if lacking else None,
+        price_version_id=sale.id,
+        cost_version_id=cost.id if lacking else None,
+    )
+    one = an_operation(
+        id=UUID(int=smallest_id(YESTERDAY).int + (new_id().int & 0xFFFFFFFF)),
+        started_at=YESTERDAY,
+        model="m",
+        billed=answered.billed,
+        cost=None,
+        attempts=[failed, answered],
+    )
+    await store(conn, one)
+    await correct(conn, cost, output_text=Decimal("2.5"))
+    assert (await rerate(conn)).adjusted == 1
+    wanted = None if first is None else first + Decimal("0.000225")
+    (row,) = await usage_by(conn, ["model"], NOW - timedelta(days=7), NOW)
+    assert (row.cost, row.cost_unknown) == (wanted, int(lacking))
+    assert answered.billed is not None and row.margin == (None if wanted is None else answered.billed - wanted)
+    explained = await explain(conn, one.id)
+    assert explained is not None and explained.cost == wanted
+    exported = b"".join([piece async for piece in export_usage(conn, NOW - timedelta(days=7), NOW)])
+    (line,) = csv.DictReader(io.StringIO(exported.decode("utf-8-sig")))
+    assert (Decimal(line["cost"]) if line["cost"] else None) == wanted
+    assert Decimal(line["cost_adjustment"]) == row.cost_adjustment
 
 
 async def test_a_model_that_turns_out_to_be_free_is_known_to_be(conn: AsyncConnection) -> None:

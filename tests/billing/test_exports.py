@@ -56,7 +56,7 @@ def read_parquet(content: bytes) -> Rows:
 
 async def test_both_formats_hold_the_ledger(conn: AsyncConnection) -> None:
     records = {str(record.id): record for record in await filled(conn)}
-    adjusted = next(record for record in records.values() if record.attempts and record.billed is not None)
+    adjusted = next(record for record in records.values() if None not in (record.billed, record.cost))
     await adjust(conn, adjusted, Decimal("1E-20"), Decimal(-1))
     by_csv = read_csv(await whole(export_usage(conn, START, END)))
     by_parquet = read_parquet(await whole(export_usage(conn, START, END, format="parquet")))

@@ -38,6 +38,7 @@ def made_at(luck: random.Random, at: datetime, **changes: Any) -> OperationRecor
             number + 1,
             price_version_id=None,
             started_at=at,
+            cost=luck.choice([None, Decimal(luck.randrange(10**9)) / 10**12]),
             tokens=TokenClasses(**{name: luck.choice([0, luck.randrange(1000)]) for name in TOKEN_CLASSES}),
         )
         for number in range(0 if status in ("refused", "invalid") else luck.choice([1, 1, 2]))
@@ -106,7 +107,15 @@ class Expected:
     def _measures(self, each: OperationRecord) -> dict[str, Any]:
         dispatched = each.status not in ("refused", "invalid")
         deltas = self.adjusted[each.id]
-        billed, cost = each.billed, each.cost
+        billed, recorded = each.billed, each.cost
+        if recorded is None and any(delta is not None for _, delta in deltas):  # then attempt 1's is known
+            others = [one.cost for one in each.attempts if one.number != 1]
+            if None in others:
+                deltas = [(delta, None) for delta, _ in deltas]
+            else:
+                known = [one.cost for one in each.attempts if one.cost is not None]
+                recorded = sum(known, Decimal(0)) if known else None
+        cost = recorded
         for more_billed, more_cost in deltas:
             billed = billed if more_billed is None else (billed or 0) + more_billed
             cost = cost if more_cost is None else (cost or 0) + more_cost
@@ -124,7 +133,7 @@ class Expected:
             "cost_unknown": dispatched and cost is None,
             "cache_saved_unknown": tokens["input_cached"],
             "billed": each.billed,
-            "cost": each.cost,
+            "cost": recorded,
             "margin": None if billed is None or cost is None else billed - cost,
             "billed_adjustment": sum((b for b, _ in deltas if b is not None), Decimal(0)),
             "cost_adjustment": sum((c for _, c in deltas if c is not None), Decimal(0)),
