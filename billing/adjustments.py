@@ -23,7 +23,7 @@ from billing import prices
 from billing.charge import EXACT, charge, device_cost
 from billing.ids import new_id, smallest_id
 from billing.prices import Book, Payer, Price, PriceBook
-from billing.records import TOKEN_CLASSES, TokenClasses
+from billing.records import TOKEN_CLASSES, UNSETTLED, TokenClasses
 from billing.tables import adjustment, attempt, operation
 
 Amount = Literal["billed", "cost"]
@@ -182,6 +182,8 @@ def _page(start: datetime, end: datetime, after: tuple[UUID, int]) -> Select[Any
 
 def _adjust(row: Row[Any], rates: _Rates, model: str | None) -> tuple[Adjustment | None, bool]:
     """What changes about an attempt, and whether it lacks a price by the corrected book."""
+    if row.usage_flag == UNSETTLED:
+        return None, False
     billed = _billed(row, rates) if model in (None, row.routed_model) else _UNCHANGED
     cost = _cost(row, rates) if model in (None, row.model) else _UNCHANGED
     if billed.delta is None and cost.delta is None:

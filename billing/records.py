@@ -20,6 +20,9 @@ upstream failed or died; tokens are those delivered. `refused`: budget, limit or
 TOKEN_CLASSES = ("input_fresh", "input_cached", "input_cache_write", "output_text", "output_reasoning")
 """Names of the classes, in the order they are shown; also the names of columns and of prices per million."""
 
+UNSETTLED = "it could not be settled; see the gateway's log"
+"""`usage_flag` of an attempt of which not even the tokens are known: those in its row are no count."""
+
 
 def refuse_bad_money(**amounts: Decimal | None) -> None:
     """Raise ValueError when an amount is negative, NaN or infinite: nothing here ever gives a credit."""

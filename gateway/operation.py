@@ -16,7 +16,7 @@ from billing.in_flight import Slot
 from billing.leases import Hold
 from billing.people import Principal
 from billing.prices import Payer, PriceBook, Tier
-from billing.records import AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
+from billing.records import UNSETTLED, AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
 from engine.protocol import Account
 from gateway.attribution import Attribution
 from gateway.call import Call, storable
@@ -105,9 +105,7 @@ class Priced(msgspec.Struct, frozen=True):
     @classmethod
     def unknown(cls) -> "Priced":
         """Where settling failed: there is a row, and its money is not known."""
-        return cls(
-            TokenClasses(), "estimated", "it could not be settled; see the gateway's log", None, None, None, None
-        )
+        return cls(TokenClasses(), "estimated", UNSETTLED, None, None, None, None)
 
 
 class Operation(msgspec.Struct, eq=False):

@@ -20,7 +20,7 @@ from billing.exports.usage import export_usage
 from billing.ids import new_id, smallest_id
 from billing.price_changes import Entry, amended, corrected, enter
 from billing.prices import Price, PriceTerms
-from billing.records import OperationRecord, TokenClasses
+from billing.records import UNSETTLED, OperationRecord, TokenClasses
 from tests.billing.samples import KEY, ORG, an_attempt, an_operation
 from tests.billing.stored import store
 
@@ -218,6 +218,16 @@ async def test_a_model_that_turns_out_to_be_free_is_known_to_be(conn: AsyncConne
     await enter(conn, [Entry(terms=PriceTerms(book="sale", model="m", currency="USD", **free), effective_at=LONG_AGO)])
     assert (await rerate(conn)).adjusted == 1
     assert [row["billed_delta"] for row in await rows(conn)] == [0]
+    assert (await rerate(conn)).adjusted == 0
+
+
+async def test_what_could_not_be_settled_stays_unknown(conn: AsyncConnection) -> None:
+    """Nobody knows its tokens: that its row has none does not make it free."""
+    await book(conn, SALE, COST)
+    await call(conn, usage_flag=UNSETTLED, tokens=TokenClasses(), billed=None, cost=None)
+    loaded = await prices.load(conn)
+    await correct(conn, loaded.sale("m"), input_fresh=Decimal(9))
+    await correct(conn, loaded.cost("m", "vendor"), input_fresh=Decimal(9))
     assert (await rerate(conn)).adjusted == 0
 
 
