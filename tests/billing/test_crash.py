@@ -21,6 +21,7 @@ from billing.spool import Spool
 from billing.tables import operation, wallet_entry
 from billing.wallets import create_wallet, get_wallet, top_up
 from tests.billing.replicas import budget, budgets_of, wrong_sums
+from tests.billing.test_lease_clocks import stop_clock
 
 _TOO_MANY_LEASES = text("SELECT budget_id, count(*) FROM lease GROUP BY budget_id, starts_at HAVING count(*) > :most")
 """Of a dead process at most one is there, until the next one on its spool has copied that."""
@@ -116,13 +117,18 @@ async def test_killed_replicas_lose_nothing_and_never_overspend(database_url: st
     await engine.dispose()
 
 
-async def test_eight_processes_and_a_budget_for_one_call(database_url: str) -> None:
+@pytest.mark.parametrize("apart", [0, 30])
+async def test_eight_processes_and_a_budget_for_one_call(database_url: str, apart: int) -> None:
+    """It is ten to the hour, and the clocks of the processes are so many seconds apart: some are in the next hour."""
     engine = create_async_engine(database_url)
-    await budget(engine, "key", "k", "0.01", window="day")
+    await stop_clock(engine, datetime(2026, 11, 29, 12, 59, 50, tzinfo=UTC))
+    await budget(engine, "key", "k", "0.01", window="hour")
     children = []
     for number in range(8):
         calls = 7 if number < 2 else 6  # 50 together
-        command = (sys.executable, "-m", "tests.billing.last_call", database_url, f"p{number}.1", str(calls))
+        command = [sys.executable, "-m", "tests.billing.last_call", database_url, f"p{number}.1", str(calls)]
+        if apart:
+            command.append(str(number % 2 * apart))
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
         children.append(await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes))
 
@@ -139,7 +145,9 @@ async def test_eight_processes_and_a_budget_for_one_call(database_url: str) -> N
     await go()
     admitted = await asyncio.gather(*map(told, children))
     assert sorted(admitted) == ["0"] * 7 + ["1"]
-    assert (await budgets_of(engine))["k"].leased == Decimal("0.01")
+    async with engine.connect() as conn:
+        windows = list(await conn.execute(text("SELECT starts_at, leased FROM budget_window WHERE leased > 0")))
+    assert windows == [(datetime(2026, 11, 29, 12, tzinfo=UTC), Decimal("0.01"))]
     await go()
     assert [await child.wait() for child in children] == [0] * 8
     await engine.dispose()

@@ -1,7 +1,7 @@
 """Windows and clocks: the database decides which window it is, and none is opened twice."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -16,12 +16,21 @@ from tests.billing.replicas import a_replica, admit, budget, row, wrong_sums
 
 async def shift_clock(engine: AsyncEngine, interval: str) -> None:
     """Make the database's clock wrong by so much."""
+    await _set_clock(engine, f"pg_catalog.clock_timestamp() + interval '{interval}'")
+
+
+async def stop_clock(engine: AsyncEngine, moment: datetime) -> None:
+    """Make the database's clock stand still."""
+    await _set_clock(engine, f"timestamptz '{moment.isoformat()}'")
+
+
+async def _set_clock(engine: AsyncEngine, now: str) -> None:
     async with engine.begin() as conn:
         await conn.execute(text("CREATE SCHEMA IF NOT EXISTS clock"))
         await conn.execute(
             text(
                 "CREATE OR REPLACE FUNCTION clock.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
-                f"$$ SELECT pg_catalog.clock_timestamp() + interval '{interval}' $$"
+                f"$$ SELECT {now} $$"
             )
         )
         name = (await conn.execute(text("SELECT current_database()"))).scalar_one()

@@ -78,6 +78,36 @@ async def check(engine: AsyncEngine) -> None:
         assert found is not None and found.record.attempts[0].tier == "standard" and found.user == "Ada"
 
 
+async def test_the_ledger_is_neither_read_nor_written_by_a_migration(database_url: str, engine: AsyncEngine) -> None:
+    """However many rows it has: its tables are locked for a moment, not for as long as it takes to read them."""
+    await asyncio.to_thread(migrations.downgrade, database_url, "base")
+    await migrations._migrate(database_url, "upgrade", RELEASES[-1])
+    await fill(engine, RELEASES[-1])
+    async with engine.begin() as conn:
+        name = (await conn.execute(text("SELECT current_database()"))).scalar_one()
+        # Else the planner reads a table of so few rows whatever index it has.
+        await conn.execute(text(f"ALTER DATABASE {name} SET enable_seqscan = off"))
+    before = await touched(engine)
+    assert sum(rows for *_, rows in before.values()) > 0
+    await asyncio.to_thread(migrations.upgrade, database_url)
+    assert await touched(engine) == before
+    await asyncio.to_thread(migrations.downgrade, database_url, "-1")
+    assert await touched(engine) == before
+
+
+async def touched(engine: AsyncEngine) -> dict[str, tuple[int, int, int]]:
+    """Of each of the ledger's tables: its file, how often it was read from end to end, how many rows it was written."""
+    query = text("""
+        SELECT c.relname, c.relfilenode, s.seq_scan, s.n_tup_ins + s.n_tup_upd + s.n_tup_del
+        FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
+        WHERE c.relkind = 'r' AND c.relname ~ '^(operation|attempt)_[0-9d]'
+    """)
+    await engine.dispose()  # what a connection did is counted at the latest when it is closed
+    await asyncio.sleep(0.5)
+    async with engine.connect() as conn:
+        return {row[0]: (row[1], row[2], row[3]) for row in await conn.execute(query)}
+
+
 @pytest.mark.parametrize("release", RELEASES)
 async def test_what_an_earlier_release_wrote_is_there(database_url: str, engine: AsyncEngine, release: str) -> None:
     await asyncio.to_thread(migrations.downgrade, database_url, "base")

@@ -29,6 +29,10 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(database_url: str) -> Run:
     in_database(database_url, lambda connection: sample_ledger.fill(connection, NOW, operations=300))
+    return shell(database_url)
+
+
+def shell(database_url: str) -> Run:
     environment = {"FARTHING_DATABASE_URL": database_url.replace("+asyncpg", ""), "COLUMNS": "200"}
     return lambda *arguments: CliRunner().invoke(app, [str(each) for each in arguments], env=environment)
 
@@ -56,8 +60,34 @@ def test_who_cost_what(run: Run) -> None:
     only = json.loads(run("usage", "--by", "user", *DAYS, "--org", "Wren & Sons", "--user", "李雯", "--json").stdout)
     assert [row["user"] for row in only] == ["李雯"]
     assert run("usage", "--last", "6h").stdout == "none\n"
-    answer = run("usage", "forecast")
-    assert answer.exit_code == 0, answer.output
+
+
+def test_the_operator_s_questions(database_url: str) -> None:
+    """Who cost what, with what margin, and what would the month be: each from the shell, and they agree."""
+    now, run = datetime.now(UTC), shell(database_url)
+    in_database(database_url, lambda connection: sample_ledger.fill(connection, now, operations=600))
+    month = ["--from", f"{now:%Y-%m}-01"]
+    by_user = json.loads(run("usage", "--by", "user", *month, "--json").stdout)
+    for by in ("user", "model", "tag:app"):
+        margins = json.loads(run("margins", "--by", by, *month, "--json").stdout)
+        assert by != "user" or {row["user"] for row in by_user} >= {row["user"] for row in margins} != set()
+        for name in ("billed", "cost"):
+            assert (
+                sum(Decimal(row[name] or 0) for row in by_user) == sum(Decimal(row[name] or 0) for row in margins) > 0
+            )
+        assert all(
+            row["margin"] is None
+            if row["billed_unknown"] or row["cost_unknown"]
+            else Decimal(row["margin"]) == Decimal(row["billed"]) - Decimal(row["cost"])
+            for row in margins
+        )
+    months = json.loads(run("usage", "forecast", "--json").stdout)
+    assert [row["amount"] for row in months] == ["billed", "cost", "margin"]
+    for row in months:
+        assert row["month"] == f"{now:%Y-%m}" and Decimal(row["so_far"]) > 0
+        assert Decimal(row["so_far"]) == sum(Decimal(each[row["amount"]] or 0) for each in by_user)
+        assert row["low"] is None or Decimal(row["low"]) <= Decimal(row["expected"]) <= Decimal(row["high"])
+    assert "each expected to bring" in run("usage", "forecast").stdout
 
 
 def test_why_one_call_cost_what_it_did(run: Run, database_url: str) -> None:
