@@ -4,6 +4,7 @@ import asyncio
 import random
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from io import BytesIO
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pypdf import PdfReader
 from random_ledger import Household, adjust, move_in, operations, store, sum_exactly
 from sqlalchemy import delete, text, update
 from sqlalchemy.exc import DBAPIError
@@ -319,5 +321,15 @@ async def test_the_files_hold_every_line(conn: AsyncConnection) -> None:
     lines = invoice_csv(issued).decode().split("\r\n")
     assert len(lines) == len(issued.lines) + 2 and lines[1].split(",")[2].startswith("'=")
     many = msgspec.structs.replace(issued, lines=issued.lines * 8, voided_at=NOVEMBER, void_reason="an example")
-    pdf = invoice_pdf(many)
-    assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") >= 3
+    pages = PdfReader(BytesIO(invoice_pdf(many))).pages
+    assert len(pages) >= 3
+    read = ["".join(page.extract_text().split()) for page in pages]
+    together = "".join(read)
+    for number, page in enumerate(read, 1):
+        assert issued.label in page and "VOID" in page and f"page{number}of{len(pages)}" in page
+    for line in issued.lines:
+        assert together.count("".join(line.description.split())) >= 8, line
+        assert together.count(f"{line.amount:,f}") >= 8, line
+    assert f"Total{issued.total:,f}USD" in together and "anexample" in together
+    for letters in ("鹪鹩与儿子有限公司", "<Söhne>"):
+        assert letters in together
