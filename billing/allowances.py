@@ -68,11 +68,13 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find(conn: AsyncConnection, scopes: Sequence[Scope]) -> tuple[datetime, list[Allowance]]:
-    """The database's time, and all allowances of these scopes."""
+    """The database's time, and all allowances of these scopes; a closed wallet is none."""
     now: datetime = (await conn.execute(select(func.clock_timestamp()))).scalar_one()
     columns = [budget.c[name] for name in Allowance.__struct_fields__]
     rows = await conn.execute(
-        select(*columns).where(tuple_(budget.c.scope_kind, budget.c.scope_id).in_(list(scopes))).order_by(budget.c.id)
+        select(*columns)
+        .where(tuple_(budget.c.scope_kind, budget.c.scope_id).in_(list(scopes)), budget.c.closed_at.is_(None))
+        .order_by(budget.c.id)
     )
     return now, [Allowance(**row) for row in rows.mappings()]
 

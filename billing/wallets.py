@@ -11,8 +11,8 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import func, select, text, update
 from sqlalchemy import insert as insert_into
-from sqlalchemy import select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -32,7 +32,7 @@ _LOCK = text("""
 """).bindparams(beginning=BEGINNING)
 _ADD = text("UPDATE budget_window SET added = added + :amount WHERE budget_id = :wallet")
 _WALLETS = text("""
-    SELECT b.id, b.scope_kind, b.scope_id, b.also, b.currency, b.created_at,
+    SELECT b.id, b.scope_kind, b.scope_id, b.also, b.currency, b.created_at, b.closed_at,
         coalesce(w.added - w.settled, 0) AS balance, coalesce(w.leased, 0) AS held,
         coalesce(due.rest, 0) AS expired, next.expires_at AS expires_at, coalesce(next.rest, 0) AS expiring
     FROM budget b
@@ -61,6 +61,8 @@ class Wallet(msgspec.Struct, frozen=True, kw_only=True):
     """Further scopes that a call must have."""
     currency: str
     created_at: datetime
+    closed_at: datetime | None
+    """None: it is open. Calls are not paid from a closed one."""
     balance: Decimal
     """The sum of its entries: what was paid in and not charged yet."""
     held: Decimal
@@ -102,10 +104,11 @@ async def create_wallet(
     also: Mapping[ScopeKind, str] | None = None,
     currency: str,
 ) -> UUID:
-    """Make the scope's wallet, with nothing in it; return its id. From then on its calls are paid from it.
+    """Make the scope's wallet, with nothing in it; return its id. From then on its calls are paid from it. One that was
+    closed is opened again, with its account.
 
     `also` are further scopes, of other kinds: only calls that have all of them are. Raises ValueError on what is no
-    scope or currency, and when the scope has a wallet.
+    scope or currency, when the scope has a wallet, and when its closed one is in another currency.
     """
     narrowest, identified, others = scope_of(scope_kind, str(scope_id), also)
     refuse_bad_currency(currency)
@@ -120,9 +123,18 @@ async def create_wallet(
         currency=currency,
         prepaid=True,
     )
-    made = (await conn.execute(row.on_conflict_do_nothing().returning(budget.c.id))).scalar_one_or_none()
+    opened = row.on_conflict_do_update(
+        index_elements=["scope_kind", "scope_id", "also", "unit", "window", "prepaid"],
+        set_={"closed_at": None},
+        where=budget.c.closed_at.is_not(None) & (budget.c.currency == currency),
+    )
+    made = (await conn.execute(opened.returning(budget.c.id))).scalar_one_or_none()
     if made is None:
-        raise ValueError(f"this {' and '.join([narrowest, *others])} has a wallet; top that one up")
+        has = await _wallet_of(conn, narrowest, identified, others)
+        whose = f"this {' and '.join([narrowest, *others])}"
+        if has.closed_at is None:
+            raise ValueError(f"{whose} has a wallet; top that one up")
+        raise ValueError(f"{whose} had a wallet in {has.currency}, and can only have that one again")
     await tell_changed(conn, narrowest, identified)
     identifier: UUID = made
     return identifier
@@ -164,13 +176,34 @@ async def adjust(conn: AsyncConnection, wallet_id: UUID, amount: Decimal, *, not
         raise ValueError(
             f"{-amount:f} cannot be taken: {available:f} is available, and gateways hold {found.leased:f} for calls"
         )
-    credits = await conn.execute(
-        select(wallet_credit.c.id, wallet_credit.c.rest)
-        .where(wallet_credit.c.wallet_id == wallet_id, wallet_credit.c.rest > 0)
-        .order_by(wallet_credit.c.expires_at.nulls_last(), wallet_credit.c.id)
-    )
-    await conn.execute(_ADD, {"wallet": wallet_id, "amount": amount})
-    await captures.take(conn, wallet_id, "adjustment", captures.use(credits, -amount), note)
+    await _take(conn, wallet_id, -amount, note)
+
+
+async def close(conn: AsyncConnection, wallet_id: UUID, *, note: str) -> Decimal:
+    """Take out of a wallet all that is available, and close it if calls hold nothing more: then they are not paid from
+    it any more. Return what is still held: 0 where it is closed now.
+
+    Gateways are asked to give back what no call uses, and can take no more; so call it again, in a transaction of its
+    own, until the last call has ended. What is taken is an adjustment with this note. A wallet that is closed stays so.
+
+    Raises ValueError when there is no such wallet, or no note.
+    """
+    if not note.strip():
+        raise ValueError("say in a note why the wallet is closed: what is left in it is taken away")
+    await _lock(conn, wallet_id, closed=True)
+    found = await _expired(conn, wallet_id)
+    await _take(conn, wallet_id, max(found.added - found.settled - found.leased, NOTHING), note)
+    if found.leased:
+        await notify(conn, CHANNEL, f"want - {wallet_id}")
+    else:
+        closed = (
+            update(budget).where(budget.c.id == wallet_id, budget.c.closed_at.is_(None)).values(closed_at=func.now())
+        )
+        scope = (await conn.execute(closed.returning(budget.c.scope_kind, budget.c.scope_id))).one_or_none()
+        if scope is not None:
+            await tell_changed(conn, scope.scope_kind, scope.scope_id)
+    held: Decimal = found.leased
+    return held
 
 
 async def list_wallets(conn: AsyncConnection) -> list[Wallet]:
@@ -201,7 +234,7 @@ async def expire_credit(engine: AsyncEngine) -> None:
         due = list((await conn.execute(_DUE)).scalars())
     for wallet_id in due:
         async with engine.begin() as conn:
-            await _lock(conn, wallet_id)
+            await _lock(conn, wallet_id, closed=True)
             await _expired(conn, wallet_id)
 
 
@@ -230,12 +263,38 @@ async def _bring(
     return identifier
 
 
-async def _lock(conn: AsyncConnection, wallet_id: UUID) -> Any:
-    """Its window, locked until this transaction ends. Raises ValueError when it is no wallet."""
-    query = select(budget.c.id).where(budget.c.id == wallet_id, budget.c.prepaid)
-    if (await conn.execute(query)).scalar_one_or_none() is None:
+async def _take(conn: AsyncConnection, wallet_id: UUID, amount: Decimal, note: str) -> None:
+    """Take so much, which is available, out of its credit: what expires first goes first."""
+    credits = await conn.execute(
+        select(wallet_credit.c.id, wallet_credit.c.rest)
+        .where(wallet_credit.c.wallet_id == wallet_id, wallet_credit.c.rest > 0)
+        .order_by(wallet_credit.c.expires_at.nulls_last(), wallet_credit.c.id)
+    )
+    await conn.execute(_ADD, {"wallet": wallet_id, "amount": -amount})
+    await captures.take(conn, wallet_id, "adjustment", captures.use(credits, amount), note)
+
+
+async def _wallet_of(conn: AsyncConnection, kind: str, identifier: str, also: Mapping[ScopeKind, str]) -> Any:
+    query = select(budget.c.currency, budget.c.closed_at).where(
+        budget.c.scope_kind == kind, budget.c.scope_id == identifier, budget.c.also == also, budget.c.prepaid
+    )
+    return (await conn.execute(query)).one()
+
+
+async def _lock(conn: AsyncConnection, wallet_id: UUID, closed: bool = False) -> Any:
+    """Its window, locked until this transaction ends. Raises ValueError when it is no wallet, or (unless `closed`) no
+    open one."""
+    closed_at = select(budget.c.closed_at).where(budget.c.id == wallet_id, budget.c.prepaid)
+    if (await conn.execute(closed_at)).one_or_none() is None:
         raise ValueError(f"there is no wallet {wallet_id}; `farthing wallets list` shows all")
-    return (await conn.execute(_LOCK, {"wallet": wallet_id})).one()
+    window = (await conn.execute(_LOCK, {"wallet": wallet_id})).one()
+    since = (await conn.execute(closed_at)).scalar_one()  # under the lock nobody closes it
+    if since is not None and not closed:
+        raise ValueError(
+            f"wallet {wallet_id} was closed at {since:%Y-%m-%d %H:%M} UTC; `farthing wallets create` for its scope "
+            "opens it again"
+        )
+    return window
 
 
 async def _expired(conn: AsyncConnection, wallet_id: UUID) -> Any:

@@ -20,12 +20,17 @@ from gateway.budgets_cli import (
 from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from billing.wallets import Wallet, WalletEntry
 
 WalletId = Annotated[UUID, typer.Argument(metavar="ID", help="The id that `farthing wallets list` shows.")]
 Note = Annotated[str | None, typer.Option(help="Why, for its account.")]
+
+CLOSE_SECONDS = 10.0
+"""How long gateways have to give back what no call uses."""
 
 app = typer.Typer(help="Prepaid credit: make wallets, top them up, show what is left.", no_args_is_help=True)
 
@@ -122,6 +127,37 @@ def adjust(
     _say_balance(in_database(work, database_url, data_dir))
 
 
+@app.command()
+def close(
+    wallet_id: WalletId,
+    note: Annotated[str, typer.Option(help="Why, for its account.")],
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Take away what is left in a wallet, and pay no more calls from it; its account stays."""
+    import time
+
+    async def work(connection: "AsyncConnection") -> "tuple[Decimal, Wallet | None]":
+        from billing import wallets
+
+        held = await wallets.close(connection, wallet_id, note=note)
+        return held, await wallets.get_wallet(connection, wallet_id)
+
+    end = time.monotonic() + CLOSE_SECONDS
+    while True:
+        held, wallet = in_database(work, database_url, data_dir)
+        if not held:
+            break
+        if time.monotonic() > end:
+            assert wallet is not None
+            fail(
+                f"calls still hold {held:f} {wallet.currency} of it, and no other can have any; close it again when "
+                "they have ended (`farthing leases list` shows gateways that were lost with what they held)"
+            )
+        time.sleep(0.5)
+    typer.echo(f"wallet {wallet_id} is closed: calls are not paid from it any more")
+
+
 @app.command("show")
 def show_(
     wallet_id: WalletId, as_json: Json = False, database_url: DatabaseUrl = None, data_dir: DataDir = None
@@ -198,6 +234,7 @@ def _row(wallet: "Wallet") -> dict[str, Any]:
         "available": wallet.available,
         "expiring": wallet.expiring or None,
         "expires_at": wallet.expires_at,
+        "closed_at": wallet.closed_at,
     }
 
 

@@ -42,6 +42,7 @@ budget = Table(
     Column("rolls_since", Timestamp, nullable=True, comment="the first window whose rest adds to the next; NULL: none"),
     Column("rollover_cap", Numeric, nullable=True, comment="the most that is carried into a window; NULL: no cap"),
     Column("prepaid", Boolean, nullable=False, server_default=text("false"), comment="a wallet"),
+    Column("closed_at", Timestamp, nullable=True, comment="of a wallet; NULL: it is open"),
     created(),
     UniqueConstraint("scope_kind", "scope_id", "also", "unit", "window", "prepaid"),
     CheckConstraint("limit_amount >= 0", name="limit_not_negative"),
@@ -51,6 +52,7 @@ budget = Table(
     CheckConstraint("(unit = 'money') = (currency IS NOT NULL)", name="money_has_a_currency"),
     CheckConstraint("rolls_since IS NULL OR unit = 'money' AND \"window\" <> 'none'", name="money_rolls_over"),
     CheckConstraint("rollover_cap IS NULL OR rollover_cap >= 0 AND rolls_since IS NOT NULL", name="rollover_cap"),
+    CheckConstraint("closed_at IS NULL OR prepaid", name="wallets_are_closed"),
     CheckConstraint(
         "NOT prepaid OR unit = 'money' AND \"window\" = 'none' AND hard AND limit_amount = 0", name="a_wallet_is_money"
     ),

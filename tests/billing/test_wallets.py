@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing import lease_rounds, settlements, wallets
 from billing.leases import BudgetExhausted, Hold, Leases, OtherCurrencyError, UnpricedError, WalletExhausted
 from billing.wallets import Wallet
-from tests.billing.replicas import a_replica, admit, budget, row, wrong_sums
+from tests.billing.replicas import a_replica, admit, budget, row, until, wrong_sums
 from tests.billing.test_lease_clocks import shift_clock
 
 SOON = timedelta(hours=1)
@@ -184,6 +184,53 @@ async def test_refunds_and_corrections(engine: AsyncEngine, leases: Leases) -> N
     await look(engine, purse)
 
 
+async def test_a_closed_wallet_pays_for_no_call_and_keeps_its_account(engine: AsyncEngine, leases: Leases) -> None:
+    purse = await wallet(engine)
+    await pay(engine, purse, "10", SOON)
+    await pay(engine, purse, "1")
+    hold = await admit(leases, "4", team="t")
+    leases.release(await admit(leases, "1", team="t"))
+
+    async def close() -> Decimal:
+        async with engine.begin() as conn:
+            return await wallets.close(conn, purse, note="the contract ended")
+
+    async with asyncio.timeout(10):
+        while await close() != 4:  # noqa: ASYNC110 - what the gateway has and no call uses comes back by itself
+            await asyncio.sleep(0.05)
+    with pytest.raises(WalletExhausted):
+        await admit(leases, "0.01", team="t")
+    assert (await look(engine, purse)).closed_at is None
+    leases.settle(hold, Decimal(3), 0)
+    await charge(engine, row(hold, "3"))
+    async with asyncio.timeout(10):
+        while await close():  # noqa: ASYNC110 - the gateway gives back the rest of what the call held
+            await asyncio.sleep(0.05)
+    found = await look(engine, purse)
+    assert (found.balance, found.held) == (0, 0) and found.closed_at is not None
+    entries = await lines(engine, purse)
+    assert sum(amount for kind, amount in entries if kind == "adjustment") == -8
+    assert ("capture", -3) in entries or sum(amount for kind, amount in entries if kind == "capture") == -3
+    await until(lambda: not leases._pool.accounts)
+    await admit(leases, "100", team="t")  # nobody asks the wallet any more
+    assert await close() == 0 and (await look(engine, purse)).closed_at == found.closed_at
+    async with engine.begin() as conn:
+        for work in (wallets.top_up(conn, purse, Decimal(1)), wallets.refund(conn, purse, Decimal(1))):
+            with pytest.raises(ValueError, match=r"was closed at .*opens it again"):
+                await work
+        with pytest.raises(ValueError, match="had a wallet in USD"):
+            await wallets.create_wallet(conn, "team", "t", currency="EUR")
+        with pytest.raises(ValueError, match="say in a note"):
+            await wallets.close(conn, purse, note=" ")
+    assert await wallet(engine) == purse
+    await pay(engine, purse, "2")
+    await until(lambda: bool(leases._pool.accounts))
+    with pytest.raises(WalletExhausted):
+        await admit(leases, "100", team="t")
+    await admit(leases, "2", team="t")
+    assert [kind for kind, _ in await lines(engine, purse)][: len(entries)] == [kind for kind, _ in entries]
+
+
 async def test_bad_amounts_and_ids_are_refused_with_a_sentence(engine: AsyncEngine) -> None:
     purse = await wallet(engine)
     other = await budget(engine, "team", "t", "1")
@@ -242,6 +289,26 @@ async def test_fifty_calls_and_credit_for_one(engine: AsyncEngine) -> None:
         results = await asyncio.gather(*wanted, return_exceptions=True)
         assert sum(isinstance(result, Hold) for result in results) == 1
         assert sum(isinstance(result, WalletExhausted) for result in results) == 49
+
+
+@pytest.mark.parametrize("open_ended", [False, True])
+async def test_a_wallet_and_a_budget_each_for_one_of_fifty_calls(engine: AsyncEngine, open_ended: bool) -> None:
+    """No replica keeps one half while it waits for the other: the call that can be paid is."""
+    await budget(engine, "team", "t", "0.01")
+    purse = await wallet(engine, "org", "o")
+    await pay(engine, purse, "0.01")
+    async with AsyncExitStack() as stack:
+        replicas = [await stack.enter_async_context(a_replica(engine, f"place{n}.run")) for n in range(8)]
+
+        async def call(leases: Leases) -> Hold:
+            if open_ended:  # the gateway looks at what is left, which leases a slice of each
+                await leases.left({"team": ["t"], "org": ["o"]})
+            return await admit(leases, "0.01", team="t", org="o")
+
+        results = await asyncio.gather(*(call(replicas[n % 8]) for n in range(50)), return_exceptions=True)
+        assert sum(isinstance(result, Hold) for result in results) == 1
+        assert sum(isinstance(result, BudgetExhausted) for result in results) == 49
+        assert await wrong_sums(engine) == []
 
 
 @pytest.mark.parametrize("seed", range(2))

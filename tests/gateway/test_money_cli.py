@@ -73,6 +73,14 @@ async def test_a_wallet(run: Any) -> None:
         "wallets", "adjust", wallet, "-12", "--note", "x", fails=True
     )
     assert "there is no wallet" in await run("wallets", "show", "01" * 16, fails=True)
+    assert await run("wallets", "close", wallet, "--note", "over") == (
+        f"wallet {wallet} is closed: calls are not paid from it any more\n"
+    )
+    (row,) = json.loads(await run("wallets", "list", "--json"))
+    assert row["balance"] == "0.00" and row["closed_at"]
+    assert "opens it again" in await run("wallets", "top-up", wallet, "1", fails=True)
+    again = await run("wallets", "create", "model", "large", "--and", "tag=app=search")
+    assert wallet in again
 
 
 async def test_the_leases_of_a_lost_gateway(run: Any, engine: AsyncEngine) -> None:
