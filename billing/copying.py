@@ -4,9 +4,10 @@ COPY cannot skip a row that is there already: ask `known` first, and sort by id,
 for each other and never deadlock. Who loses that race gets a unique violation, and finds them known at the next try.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -17,6 +18,11 @@ from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationR
 
 OPERATION = tuple(name for name in OperationRecord.__struct_fields__ if name not in {*NO_COLUMNS, "tags"})
 ATTEMPT = tuple(name for name in AttemptRecord.__struct_fields__ if name != "tokens")
+
+PIECE = 25
+"""Rows that are encoded in one turn of the event loop."""
+
+T = TypeVar("T")
 
 _KNOWN = text("SELECT id FROM operation WHERE id = ANY(:ids)")
 _of_operation = attrgetter(*OPERATION)
@@ -33,13 +39,21 @@ async def copy(conn: AsyncConnection, records: Sequence[OperationRecord]) -> Non
 
     Raises asyncpg's errors, and ValueError or OverflowError for what no column can hold.
     """
-    operations = [(*_of_operation(record), msgspec.json.encode(record.tags).decode()) for record in records]
-    attempts = [(record.id, *_of_attempt(attempt)) for record in records for attempt in record.attempts]
+    operations = ((*_of_operation(record), msgspec.json.encode(record.tags).decode()) for record in records)
+    attempts = ((record.id, *_of_attempt(attempt)) for record in records for attempt in record.attempts)
     await _copy(conn, "operation", (*OPERATION, "tags"), operations)
-    if attempts:
+    if any(record.attempts for record in records):
         await _copy(conn, "attempt", ("operation_id", *ATTEMPT, *TOKEN_CLASSES), attempts)
 
 
 async def _copy(conn: AsyncConnection, table: str, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     driver: Any = (await conn.get_raw_connection()).driver_connection
-    await driver.copy_records_to_table(table, records=rows, columns=columns)
+    await driver.copy_records_to_table(table, records=_piece_by_piece(rows), columns=columns)
+
+
+async def _piece_by_piece(rows: Iterable[T]) -> AsyncIterator[T]:
+    """To encode many rows takes its time: requests come in between."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % PIECE == 0:
+            await asyncio.sleep(0)

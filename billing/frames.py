@@ -31,13 +31,19 @@ def encode(record: OperationRecord) -> bytes:
 
     PostgreSQL stores neither NUL nor lone surrogates in text: each becomes U+FFFD here, so that no text loses a row.
     """
+    return written(record)[0]
+
+
+def written(record: OperationRecord) -> tuple[bytes, OperationRecord]:
+    """The line of `encode`, and the record as it will be read from it."""
     try:
         payload = msgspec.json.encode(record)
     except UnicodeEncodeError:
         payload = b""
     if not payload or b"\\u0000" in payload:
         payload = msgspec.json.encode(_storable(msgspec.to_builtins(record)))
-    return b"%08x %d %b\n" % (zlib.crc32(payload), len(payload), payload)
+        record = _DECODER.decode(payload)
+    return b"%08x %d %b\n" % (zlib.crc32(payload), len(payload), payload), record
 
 
 def decode(line: bytes) -> OperationRecord:

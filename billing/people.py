@@ -2,8 +2,9 @@
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Literal
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.allowances import ScopeKind
 from billing.ids import new_id
 from billing.notices import notify
 from billing.restrictions import Restrictions, check
@@ -50,7 +52,7 @@ class TakenError(PeopleError):
     """A name or an address that only one can have is somebody else's."""
 
 
-class Principal(Restrictions, frozen=True, kw_only=True):
+class Principal(Restrictions, frozen=True, kw_only=True, dict=True):
     """Whom a secret speaks for, and what it may be used for."""
 
     key_id: UUID
@@ -64,6 +66,16 @@ class Principal(Restrictions, frozen=True, kw_only=True):
     revoked_at: datetime | None
     replaced_at: datetime | None = None
     """When this secret ends because the key has a newer one; None for the newest."""
+
+    @cached_property
+    def scopes(self) -> Mapping[ScopeKind, tuple[str, ...]]:
+        """Those that every call with this secret has, by their kind."""
+        scopes: dict[ScopeKind, tuple[str, ...]] = {"org": (str(self.org_id),), "key": (str(self.key_id),)}
+        if self.team_id is not None:
+            scopes["team"] = (str(self.team_id),)
+        if self.user_id is not None:
+            scopes["user"] = (str(self.user_id),)
+        return scopes
 
     def ended(self) -> Literal["revoked", "expired", "replaced"] | None:
         """Why the secret works no more; None while it does."""

@@ -3,8 +3,9 @@
 A folder holds numbered append-only segments. One of them is written; `oldest` seals it when the ledger asks for more,
 and `discard` deletes it once its records are committed. Concurrent appends share one fsync (group commit), on a thread
 of the spool's own. A crash can leave an unfinished last line, which nobody was told of; whatever else cannot be read is
-set aside in `unreadable.jsonl` and reported. Streams that a process before left open (see `billing.in_flight`) get
-their rows when the folder is opened, after all that were finished: of two rows with one id the first counts.
+set aside in `unreadable.jsonl` and reported. What was written last is also kept in memory: a ledger that keeps up need
+not read it again. Streams that a process before left open (see `billing.in_flight`) get their rows when the folder is
+opened, after all that were finished: of two rows with one id the first counts.
 
 The folder also names its owner: `place`, made once with the folder, and a new `run` each time it is opened. One process
 at a time may open it.
@@ -18,18 +19,18 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 from uuid import uuid4
 
 import msgspec
 import structlog
 
-from billing.frames import Contents, count_lines, encode, read
+from billing.frames import Contents, count_lines, encode, read, written
 from billing.in_flight import InFlight, Slot
 from billing.records import OperationRecord
+from billing.worker import Worker
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """A segment that has reached this size is sealed."""
@@ -56,6 +57,15 @@ class SpoolError(Exception):
 
 class SpoolFullError(SpoolError):
     """The disk (or quota) under the spool is full. Nothing that was acknowledged is lost."""
+
+
+class _Waiting(NamedTuple):
+    """A record that is not yet on disk."""
+
+    line: bytes
+    record: OperationRecord
+    """As it will be read from the line."""
+    written: asyncio.Future[None]
 
 
 class Spool:
@@ -86,12 +96,17 @@ class Spool:
         self._segment: Path | None = None
         self._file = -1
         self._size = 0
-        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
-        self._writer: asyncio.Task[None] | None = None
+        self._records: list[OperationRecord] = []
+        """Those of the segment that is written."""
+        self._fresh: tuple[Path, list[OperationRecord]] | None = None
+        """A sealed segment, with all that is in it."""
+        self._waiting: list[_Waiting] = []
+        self._is_writing = False
+        self._idle: asyncio.Future[None] | None = None
         self._written_at = 0.0
         self._free = 0
         self._free_until = 0.0
-        self._thread = ThreadPoolExecutor(1, "spool")
+        self._worker = Worker("spool")
 
     def free_bytes(self) -> int:
         """What is left on the disk under the spool, as of the last second."""
@@ -116,11 +131,12 @@ class Spool:
 
         Raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then lost.
         """
-        written = asyncio.get_running_loop().create_future()
-        self._waiting.append((encode(record), written))
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write_waiting())
-        await written
+        waiting = _Waiting(*written(record), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if not self._is_writing:
+            self._is_writing = True
+            self._write_soon()
+        await waiting.written
 
     async def oldest(self) -> Path | None:
         """The segment to copy next, sealed: nothing is appended to it any more. None when all is copied."""
@@ -128,6 +144,9 @@ class Spool:
 
     async def read(self, segment: Path) -> Contents:
         """What a sealed segment holds. Not on the spool's thread: appends need not wait for it."""
+        if self._fresh is not None and self._fresh[0] == segment:
+            records = self._fresh[1]
+            return Contents(len(records), records, [], 0)
         try:
             return await asyncio.to_thread(lambda: read(segment.read_bytes()))
         except OSError as error:
@@ -142,38 +161,48 @@ class Spool:
 
     async def close(self) -> None:
         """Finish what waits, then let go of the folder."""
-        if self._writer is not None:
-            await self._writer
+        if self._is_writing:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
         await self._on_thread(self._seal)
-        self._thread.shutdown()
+        self._worker.close()
         self._in_flight.close()
         os.close(self._lock)
 
-    async def _write_waiting(self) -> None:
+    def _write_soon(self) -> None:
         """Group commit: whatever came while the last batch was being written is the next batch."""
         loop = asyncio.get_running_loop()
-        try:
-            while self._waiting:
-                if (pause := self._written_at + BATCH_SECONDS - loop.time()) > 0:
-                    await asyncio.sleep(pause)
-                self._written_at = loop.time()
-                batch, self._waiting = self._waiting, []
-                failure: Exception | None = None
-                try:
-                    await self._on_thread(partial(self._write, [frame for frame, _ in batch]))
-                except Exception as error:  # whatever it is, it is the callers' to know
-                    failure = error
-                for _, written in batch:
-                    if not written.done() and failure is None:
-                        written.set_result(None)
-                    elif not written.done() and failure is not None:
-                        written.set_exception(failure)
-        finally:
-            self._writer = None
+        pause = self._written_at + BATCH_SECONDS - loop.time()
+        if pause > 0:
+            loop.call_later(pause, self._write_waiting)
+        else:
+            loop.call_soon(self._write_waiting)  # with what else comes in this turn of the loop
+
+    def _write_waiting(self) -> None:
+        self._written_at = asyncio.get_running_loop().time()
+        batch, self._waiting = self._waiting, []
+        self._worker.do(partial(self._write, batch), partial(self._wrote, batch))
+
+    def _wrote(self, batch: list[_Waiting], failure: Exception | None) -> None:
+        if isinstance(failure, OSError):
+            failure = _named(failure, self.folder)
+        for _, _, waiter in batch:
+            if waiter.done():  # who waited has gone
+                continue
+            if failure is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(failure)
+        if self._waiting:
+            self._write_soon()
+            return
+        self._is_writing = False
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def _on_thread(self, job: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+            return await self._worker.run(job)
         except OSError as error:
             _raise(error, self.folder)
 
@@ -193,10 +222,10 @@ class Spool:
 
     # The rest runs on the spool's one thread, which alone touches the segments and counts what is in them.
 
-    def _write(self, frames: list[bytes]) -> None:
+    def _write(self, batch: list[_Waiting]) -> None:
         if self._segment is None:
             self._open()
-        data = b"".join(frames)
+        data = b"".join([line for line, _, _ in batch])
         rest = memoryview(data)
         try:
             while rest:
@@ -211,7 +240,8 @@ class Spool:
                 self._seal()
             raise
         self._size += len(data)
-        self.depth += len(frames)
+        self.depth += len(batch)
+        self._records += [record for _, record, _ in batch]
         if self._size >= SEGMENT_BYTES:
             self._seal()
 
@@ -230,10 +260,14 @@ class Spool:
             else:  # a full disk would else leave one empty file for each failed append
                 self._segment.unlink()
             self._segment = None
+            self._records = []
 
     def _oldest(self) -> Path | None:
         if not self._sealed:
+            records = self._records
             self._seal()
+            if self._sealed:
+                self._fresh = self._sealed[0], records
         return self._sealed[0] if self._sealed else None
 
     def _discard(self, segment: Path, contents: Contents, refused: list[tuple[str, bytes]]) -> None:
@@ -247,6 +281,7 @@ class Spool:
                     file.write(msgspec.json.encode({"segment": segment.name, "reason": reason, "line": text}) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+        self._fresh = None
         segment.unlink()
         if aside:  # else a power cut may bring the segment back: it is copied again, and every row is there already
             _sync_folder(self.folder)
@@ -298,9 +333,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _raise(error: OSError, folder: Path) -> NoReturn:
+def _named(error: OSError, folder: Path) -> SpoolError:
     if error.errno in _FULL:
-        raise SpoolFullError(f"the disk under the spool {folder} is full; free some space") from error
-    raise SpoolError(
-        f"the spool {folder} cannot be used: {error.strerror}; make it writable or choose another"
-    ) from error
+        return SpoolFullError(f"the disk under the spool {folder} is full; free some space")
+    return SpoolError(f"the spool {folder} cannot be used: {error.strerror}; make it writable or choose another")
+
+
+def _raise(error: OSError, folder: Path) -> NoReturn:
+    raise _named(error, folder) from error

@@ -107,15 +107,7 @@ class Admission:
 def _scopes(operation: Operation, model: str) -> Scopes:
     principal, attribution = operation.principal, operation.attribution
     assert principal is not None
-    scopes: dict[ScopeKind, Sequence[str]] = {
-        "org": (str(principal.org_id),),
-        "key": (str(principal.key_id),),
-        "model": (model,),
-    }
-    if principal.team_id is not None:
-        scopes["team"] = (str(principal.team_id),)
-    if principal.user_id is not None:
-        scopes["user"] = (str(principal.user_id),)
+    scopes: dict[ScopeKind, Sequence[str]] = {**principal.scopes, "model": (model,)}
     if attribution is not None and attribution.scopes:
         scopes["tag"] = attribution.scopes
     return scopes

@@ -67,12 +67,15 @@ class Dispatcher:
         Raises ApiError.
         """
         pools = self._chain(model)
+        if len(pools) == 1 and not pools[0].has_engine:
+            _refuse_media(call, model)
+            settings = pools[0].settings
+            bound = prompt_upper_bound(call, settings.context)
+            return PromptSize(bound.tokens, bound.room, settings.max_output)
         engines = [pool for pool in pools if pool.has_engine]
         sizes = [await _tokenized(call, pool) for pool in engines] if engines and can_tokenize(call) else []
         if not sizes or not all(pool.is_engines for pool in pools):
-            if call.has_media():
-                text = f"{model!r} cannot be used with media under a hard budget: their tokens cannot be bounded."
-                raise ApiError(400, "unbounded_prompt", text, param="messages", outcome="refused")
+            _refuse_media(call, model)
             contexts = [pool.settings.context for pool in pools if pool not in engines or len(pool.targets) > 1]
             sizes += [prompt_upper_bound(call, context) for context in contexts or [pools[0].settings.context]]
         room = _largest(size.room for size in sizes)
@@ -131,7 +134,13 @@ class Dispatcher:
         pool = pools.get(model)
         if pool is None:
             raise ApiError(404, "model_not_found", f"The model {model!r} is no longer configured.", param="model")
-        return [pool, *(pools[name] for name in pool.settings.fallbacks)]
+        return [pool] if not pool.settings.fallbacks else [pool, *(pools[name] for name in pool.settings.fallbacks)]
+
+
+def _refuse_media(call: Call, model: str) -> None:
+    if call.has_media():
+        text = f"{model!r} cannot be used with media under a hard budget: their tokens cannot be bounded."
+        raise ApiError(400, "unbounded_prompt", text, param="messages", outcome="refused")
 
 
 def _largest(counts: Iterable[int | None]) -> int | None:

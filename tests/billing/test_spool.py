@@ -267,3 +267,35 @@ def test_a_record_never_gives_a_credit() -> None:
         TokenClasses(input_cached=-1)
     with pytest.raises(ValueError, match="same number"):
         an_operation(attempts=[an_attempt(1), an_attempt(1)])
+
+
+async def test_what_was_just_written_is_what_its_segment_says(tmp_path: Path) -> None:
+    """The ledger gets it from memory while it keeps up, with what no database can store mended as on disk."""
+    spool = Spool(tmp_path)
+    for text in ("plain", "nul\0nul", "half \ud83d"):
+        await spool.append(msgspec.structs.replace(an_operation(), requested_model=text, tags={"user": text}))
+    segment = await spool.oldest()
+    assert segment is not None
+    assert await spool.read(segment) == frames.read(segment.read_bytes())
+    assert (await spool.read(segment)).lines == spool.depth == 3
+    await spool.close()
+
+
+async def test_a_segment_with_a_failed_write_is_read_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path)
+    await spool.append(kept := an_operation())
+
+    def fails(handle: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fails)
+        patch.setattr(os, "ftruncate", lambda handle, size: fails(handle))
+        with pytest.raises(SpoolError):
+            await spool.append(an_operation())
+    await spool.append(later := an_operation())
+    found = await everything(spool)
+    assert found[0] == kept and found[-1] == later
+    await spool.close()
