@@ -78,13 +78,28 @@ IdempotencyKey = Annotated[
 
 
 _ERRORS = {
-    400: ResponseSpec(ErrorBody, generate_examples=False, description="What is wrong with the request"),
-    401: ResponseSpec(ErrorBody, generate_examples=False, description="Who are you"),
-    403: ResponseSpec(ErrorBody, generate_examples=False, description="Not for your role"),
-    404: ResponseSpec(ErrorBody, generate_examples=False, description="Not there, or not yours to see"),
+    400: "What is wrong with the request",
+    401: "Who are you",
+    403: "Not for your role",
+    404: "Not there, or not yours to see",
 }
+_WRITE_ERRORS = {
+    409: "The name is taken",
+    422: "The Idempotency-Key came with another request before",
+}
+
+
+def _responses(handler: HTTPRouteHandler) -> dict[int, ResponseSpec]:
+    """Errors as they are, in place of the shape that Litestar's own would have; nothing where nothing is answered."""
+    told = _ERRORS if "GET" in handler.http_methods else _ERRORS | _WRITE_ERRORS
+    found = {
+        status: ResponseSpec(ErrorBody, generate_examples=False, description=words) for status, words in told.items()
+    }
+    return found | ({204: ResponseSpec(None, description="Done")} if handler.status_code == 204 else {})
+
+
 for each in ROUTES:
-    each.responses = _ERRORS  # in place of the shape that Litestar's own errors would have
+    each.responses = _responses(each)
 
 
 def create_admin(engine: AsyncEngine, admin_key_hash: bytes, gate: Gate) -> Litestar:

@@ -16,7 +16,7 @@ from billing.limits import Limit
 from billing.windows import Window
 from gateway.admin.access import needs
 from gateway.admin.paging import Listing, Page, cut
-from gateway.admin.scopes import charged_in, find, own, refuse_other_scope
+from gateway.admin.scopes import charged_in, find, own, refuse_other_scope, refuse_whole
 from gateway.admin.writing import Admin, Writer
 
 
@@ -80,7 +80,8 @@ async def remove_budget(writer: NamedDependency[Writer], budget_id: FromPath[UUI
     """Forget a budget; the ledger keeps what was spent."""
 
     async def work(conn: AsyncConnection) -> None:
-        find(await own(writer.caller, conn, await budgets.list_budgets(conn)), budget_id)
+        found = await own(writer.caller, conn, await budgets.list_budgets(conn))
+        refuse_whole(writer.caller, find(found, budget_id))
         await budgets.remove_budget(conn, budget_id)
 
     return await writer.write(work)
@@ -112,7 +113,8 @@ async def remove_limit(writer: NamedDependency[Writer], limit_id: FromPath[UUID]
     """Forget a limit."""
 
     async def work(conn: AsyncConnection) -> None:
-        find(await own(writer.caller, conn, await limits.list_limits(conn)), limit_id)
+        found = await own(writer.caller, conn, await limits.list_limits(conn))
+        refuse_whole(writer.caller, find(found, limit_id))
         await limits.remove_limit(conn, limit_id)
 
     return await writer.write(work)

@@ -1,6 +1,6 @@
 """What hangs on scopes (budgets, limits, wallets): whose it is, and in which currency it counts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 from uuid import UUID
 
@@ -12,11 +12,14 @@ from billing.people import MissingError
 from billing.prices import billing_currency
 from billing.roles import Caller
 from gateway.admin.access import refuse_other_org
+from gateway.errors import ApiError
 
 
 class OfScope(Protocol):
     @property
     def id(self) -> UUID: ...
+    @property
+    def scope_kind(self) -> str: ...
     @property
     def scope_id(self) -> str: ...
     @property
@@ -25,15 +28,30 @@ class OfScope(Protocol):
 
 Thing = TypeVar("Thing", bound=OfScope)
 
+_PARTS = frozenset({"team", "user", "key", "tag"})
+"""Scopes within an organisation. Org and model are what the operator bounds it by."""
+
 
 async def refuse_other_scope(
     conn: AsyncConnection, caller: Caller, kind: ScopeKind, scope_id: str, also: Mapping[ScopeKind, str]
 ) -> None:
-    """Raises MissingError for a scope that is not there, ApiError for one that is not in the caller's organisation."""
+    """Raises MissingError for a scope that is not there, ApiError for one that is not the caller's to bound."""
     orgs = {await org_of_scope(conn, each, identifier) for each, identifier in ((kind, scope_id), *also.items())}
     owned = orgs - {None}
     for org_id in owned or {None}:
         refuse_other_org(caller, org_id)
+    _refuse_whole(caller, {kind, *also})
+
+
+def refuse_whole(caller: Caller, thing: OfScope) -> None:
+    """Raises ApiError 403 when an organisation's own administrator would change what bounds it as a whole."""
+    _refuse_whole(caller, {thing.scope_kind, *thing.also})
+
+
+def _refuse_whole(caller: Caller, kinds: Collection[str]) -> None:
+    if caller.org_id is not None and not _PARTS.intersection(kinds):
+        text = "What an organisation may use as a whole is set by administrators of all. Choose a part of it."
+        raise ApiError(403, "forbidden", text)
 
 
 async def own(caller: Caller, conn: AsyncConnection, found: Sequence[Thing]) -> list[Thing]:

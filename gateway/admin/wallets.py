@@ -17,7 +17,7 @@ from billing.wallets import Wallet, WalletEntry
 from gateway.admin.access import needs
 from gateway.admin.moments import moment
 from gateway.admin.paging import Listing, Page, cut, listing
-from gateway.admin.scopes import charged_in, find, own, refuse_other_scope
+from gateway.admin.scopes import charged_in, find, own, refuse_other_scope, refuse_whole
 from gateway.admin.writing import Admin, Writer
 
 
@@ -46,6 +46,10 @@ class Refund(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     amount: Decimal
     """Added to the balance; below 0 it is taken."""
+    note: str
+
+
+class Closing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     note: str
 
 
@@ -93,7 +97,7 @@ async def top_up(writer: NamedDependency[Writer], wallet_id: FromPath[UUID], dat
     """Add credit, which is used before any that expires later."""
 
     async def work(conn: AsyncConnection) -> Wallet:
-        await _find(writer.caller, conn, wallet_id)
+        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
         await wallets.top_up(conn, wallet_id, data.amount, expires_at=moment(data.expires_at), note=data.note)
         return await _find(writer.caller, conn, wallet_id)
 
@@ -107,7 +111,7 @@ async def refund(
     """Give back what calls were charged; it does not expire."""
 
     async def work(conn: AsyncConnection) -> Wallet:
-        await _find(writer.caller, conn, wallet_id)
+        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
         await wallets.refund(conn, wallet_id, data.amount, note=data.note)
         return await _find(writer.caller, conn, wallet_id)
 
@@ -121,14 +125,30 @@ async def adjust(
     """Correct a balance, up or down."""
 
     async def work(conn: AsyncConnection) -> Wallet:
-        await _find(writer.caller, conn, wallet_id)
+        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
         await wallets.adjust(conn, wallet_id, data.amount, note=data.note)
         return await _find(writer.caller, conn, wallet_id)
 
     return await writer.write(work)
 
 
-ROUTES = [list_wallets, create_wallet, get_wallet, list_entries, top_up, refund, adjust]
+@post("/wallets/{wallet_id:uuid}/close", opt=needs("manage"), status_code=200)
+async def close(
+    writer: NamedDependency[Writer], wallet_id: FromPath[UUID], data: JSONBody[Closing]
+) -> Response[Wallet]:
+    """Take away what is left in it, and pay no more calls from it; its account stays. While calls hold a part of it
+    `closed_at` stays null, and no other call can have any: close it again (with another idempotency key) when they have
+    ended."""
+
+    async def work(conn: AsyncConnection) -> Wallet:
+        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
+        await wallets.close(conn, wallet_id, note=data.note)
+        return await _find(writer.caller, conn, wallet_id)
+
+    return await writer.write(work)
+
+
+ROUTES = [list_wallets, create_wallet, get_wallet, list_entries, top_up, refund, adjust, close]
 
 
 async def _find(caller: Caller, conn: AsyncConnection, wallet_id: UUID) -> Wallet:

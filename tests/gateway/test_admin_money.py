@@ -66,6 +66,12 @@ async def test_a_wallet_is_filled_and_corrected(house: House) -> None:
         assert (await client.post(f"/wallets/{foreign['id']}/top-up", json={"amount": "1"})).status_code == 404
         both = terms | {"also": {"org": str(house.other_org)}}
         assert (await client.post("/wallets", json=both)).status_code == 404
+        assert (await client.post(f"/wallets/{foreign['id']}/close", json={"note": "x"})).status_code == 404
+        closed = (await client.post(f"{place}/close", json={"note": "over"})).json()
+        assert Decimal(closed["balance"]) == 0 and closed["closed_at"]
+        late = await client.post(f"{place}/top-up", json={"amount": "1"})
+        assert late.status_code == 400 and "was closed at" in late.json()["error"]["message"]
+        assert (await client.post("/wallets", json=terms)).json()["id"] == wallet["id"]
 
 
 def call(house: House, at: datetime, *, mine: bool, billed: str) -> OperationRecord:
@@ -141,7 +147,7 @@ async def test_an_invoice_of_last_month(house: House) -> None:
     async with house.engine.begin() as conn:
         await copy(conn, [call(house, at, mine=True, billed="2.005")])
     body = {"org_id": str(house.org), "month": f"{at:%Y-%m}", "issuer": "Farthing Ltd"}
-    async with house.client("org admin", **{"idempotency-key": "invoice"}) as client:
+    async with house.client("admin", **{"idempotency-key": "invoice"}) as client:
         made = await client.post("/invoices", json=body)
         assert made.status_code == 201, made.text
         again = await client.post("/invoices", json=body)
@@ -150,7 +156,39 @@ async def test_an_invoice_of_last_month(house: House) -> None:
         assert (await client.get(f"{place}/pdf")).content.startswith(b"%PDF")
         assert made.json()["label"] in (await client.get(f"{place}/csv")).text
     async with house.client("org admin") as client:
+        assert (await client.post(f"{place}/void", json={"reason": "too much"})).status_code == 403
+        assert (await client.get(f"{place}/pdf")).content.startswith(b"%PDF"), "an org reads its own"
+    async with house.client("admin") as client:
         assert (await client.post("/invoices", json=body)).status_code == 400
         assert (await client.post(f"{place}/void", json={"reason": "wrong address"})).json()["voided_at"]
-        assert (await client.post("/invoices", json=body | {"org_id": str(house.other_org)})).status_code == 404
+    async with house.client("org reader") as client:
         assert [each["void_reason"] for each in (await client.get("/invoices")).json()["data"]] == ["wrong address"]
+
+
+async def test_nobody_lifts_what_bounds_their_own_organisation(house: House) -> None:
+    org, team, tag = str(house.org), str(house.team), "scenario=chat"
+    whole = ({"scope_kind": "org", "scope_id": org}, {"scope_kind": "model", "scope_id": "tiny", "also": {"org": org}})
+    parts = ({"scope_kind": "team", "scope_id": team}, {"scope_kind": "tag", "scope_id": tag, "also": {"org": org}})
+    budget, limit = {"window": "month", "limit_amount": "1", "currency": "USD"}, {"kind": "requests", "limit": 1}
+    async with house.client("admin") as operator, house.client("org admin") as client:
+        for scope in whole:
+            made = (await operator.put("/budgets", json=scope | budget)).json()
+            limited = (await operator.put("/limits", json=scope | limit)).json()
+            wallet = (await operator.post("/wallets", json=scope | {"currency": "USD"})).json()
+            for method, path, body in (
+                ("PUT", "/budgets", scope | budget | {"limit_amount": "1000000"}),
+                ("DELETE", f"/budgets/{made['id']}", {}),
+                ("PUT", "/limits", scope | limit | {"limit": 1000000}),
+                ("DELETE", f"/limits/{limited['id']}", {}),
+                ("POST", "/wallets", scope | {"currency": "USD"}),
+                ("POST", f"/wallets/{wallet['id']}/top-up", {"amount": "1000000"}),
+                ("POST", f"/wallets/{wallet['id']}/refund", {"amount": "1000000"}),
+                ("POST", f"/wallets/{wallet['id']}/adjust", {"amount": "1000000", "note": "mine"}),
+            ):
+                answer = await client.request(method, path, json=body)
+                assert answer.status_code == 403, (method, path, answer.text)
+        assert len((await client.get("/budgets")).json()["data"]) == len(whole), "they are seen"
+        for scope in parts:
+            made = await client.put("/budgets", json=scope | budget)
+            assert made.status_code == 200, made.text
+            assert (await client.delete(f"/budgets/{made.json()['id']}")).status_code == 204
