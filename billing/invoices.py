@@ -246,7 +246,7 @@ async def _dropped(conn: AsyncConnection, org_id: UUID, start: datetime, end: da
     """Whether retention has dropped ledger days with operations of the org."""
     query = select(usage_hour.c.bucket).where(
         usage_hour.c.org_id == org_id,
-        usage_hour.c.bucket >= start - timedelta(days=1),
+        usage_hour.c.bucket > start - timedelta(hours=1),
         usage_hour.c.bucket < end,
         usage_hour.c.dropped.is_not(None),
     )

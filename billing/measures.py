@@ -157,8 +157,11 @@ def _attempts(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> Se
             {
                 "cache_hits": _one_if(cached > 0),
                 **{name: attempt.c[name] for name in TOKEN_CLASSES},
-                "cache_saved": func.coalesce(cached * difference * literal_column("0.000001"), 0),
-                "cache_saved_unknown": case((difference.is_(None), cached), else_=0),
+                # What nobody pays saved nobody anything.
+                "cache_saved": case(
+                    (attempt.c.billable, func.coalesce(cached * difference * literal_column("0.000001"), 0)), else_=0
+                ),
+                "cache_saved_unknown": case((difference.is_(None) & attempt.c.billable, cached), else_=0),
             },
         )
         .join(attempt, attempt.c.operation_id == found.c.id)

@@ -274,7 +274,7 @@ async def test_a_month_that_retention_has_cut_is_refused_and_not_credited(conn: 
     await conn.execute(delete(operation).where(operation.c.id.in_([record.id for record in records])))
     values = {column.name: 0 for column in usage_hour.columns if column.name not in ("team_id", "user_id", "billed")}
     values |= {
-        "bucket": SEPTEMBER,
+        "bucket": SEPTEMBER + timedelta(days=29, hours=23),
         "dropped": SEPTEMBER.date(),
         "org_id": household.org_id,
         "model": "",

@@ -215,6 +215,14 @@ async def test_the_cache_saves_the_difference_of_the_prices_used(ledger: Ledger)
             tokens=TokenClasses(input_cached=70),
         ),
     )  # fmt: skip
+    for price in (None, ledger.sale.id):  # nobody pays for these
+        await ledger.add_attempt(
+            unpriced,
+            AttemptRecord(
+                number=2 if price is None else 3, upstream="x", model="x", started_at=NOW, status="ok", total_seconds=1,
+                usage_source="upstream", tokens=TokenClasses(input_cached=9), price_version_id=price, billable=False,
+            ),
+        )  # fmt: skip
     savings = {each.currency: each for each in await reports.cache_savings(ledger.connection, TODAY)}
     assert savings["USD"].amount == Decimal("0.04000012")
     assert savings["USD"].unpriced_tokens == 70
