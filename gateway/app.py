@@ -10,7 +10,7 @@ import structlog
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
-from billing.alerts import evaluation, outbox
+from billing.alerts import evaluation, outbox, pruning
 from billing.alerts.checks.health import health_report
 from billing.housekeeping import Housekeeping, Job
 from billing.lease_cleanup import clean_up
@@ -77,6 +77,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
             Job("forget old writes", 3600, forget_old_writes),
             Job("alerts", evaluation.EVERY_SECONDS, evaluation.Evaluation().run),
             Job("alert outbox", outbox.EVERY_SECONDS, outbox.deliver),
+            Job("forget old alerts", 3600, pruning.forget_old),
             health_report(spool),
             Job("clean up budgets", 3600, clean_up),
             Job("expire credit", 60, expire_credit),

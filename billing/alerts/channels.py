@@ -4,6 +4,8 @@ import os
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from email.errors import MessageError
+from email.headerregistry import Address
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -67,8 +69,7 @@ async def set_channel(
     if (kind == "email") != bool(recipients) or (kind == "email") != (sender is not None):
         raise ValueError("e-mail needs a sender and at least one recipient, the other kinds take neither")
     for mailbox in (*recipients, *([] if sender is None else [sender])):
-        if not _MAILBOX.fullmatch(mailbox):
-            raise ValueError(f"{mailbox!r} is not an e-mail address")
+        _refuse_bad_mailbox(mailbox)
     terms = {
         "kind": kind,
         "address": address,
@@ -78,6 +79,16 @@ async def set_channel(
     }
     row = insert(alert_channel).values(name=name, **terms)
     await conn.execute(row.on_conflict_do_update(index_elements=["name"], set_=terms))
+
+
+def _refuse_bad_mailbox(mailbox: str) -> None:
+    """Raises ValueError for what no mail's header can have."""
+    try:
+        fits = _MAILBOX.fullmatch(mailbox) is not None and Address(addr_spec=mailbox).addr_spec == mailbox
+    except (ValueError, MessageError):
+        fits = False
+    if not fits:
+        raise ValueError(f"{mailbox!r} is not an e-mail address")
 
 
 async def list_channels(conn: AsyncConnection) -> list[Channel]:
@@ -113,10 +124,11 @@ def resolve(reference: str) -> str:
             raise ValueError(f"the environment variable {name} is not set in this gateway")
         return value
     try:
-        with Path(name).open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise ValueError(f"the file {name} cannot be read by this gateway: {error.strerror}") from None
+        content = _content(Path(name))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the file {name} cannot be read by this gateway: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if len(content) > LARGEST_FILE:
         raise ValueError(f"the file {name} is larger than {LARGEST_FILE} bytes")
     try:
@@ -126,6 +138,14 @@ def resolve(reference: str) -> str:
     if not value:
         raise ValueError(f"the file {name} is empty")
     return value
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, and ValueError for what is no ordinary file: a pipe or a terminal could block for ever."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no ordinary file")
+    with path.open("rb") as file:
+        return file.read(LARGEST_FILE + 1)
 
 
 def channel_of(row: RowMapping) -> Channel:

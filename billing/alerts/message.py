@@ -12,6 +12,11 @@ LONGEST_TITLE = 150
 """In characters: Slack's headers hold no more."""
 
 
+def one_line(text: str) -> str:
+    """Without line breaks and control characters: names come from whoever may choose one, answers from anywhere."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
 class Cause(msgspec.Struct, frozen=True):
     """Who made a rise: a tag's value or a key."""
 
@@ -47,7 +52,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """One line."""
-        text = f"{WORDS[self.event]}: {self.rule.replace('_', ' ')}, {self.scope}"
+        text = one_line(f"{WORDS[self.event]}: {self.rule.replace('_', ' ')}, {self.scope}")
         return text if len(text) <= LONGEST_TITLE else text[: LONGEST_TITLE - 1] + "…"
 
     @property
@@ -60,4 +65,4 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"Opened {self.opened_at:%Y-%m-%d %H:%M} UTC, resolved {self.at:%Y-%m-%d %H:%M} UTC")
         elif self.event != "test":
             found.append(f"Since {self.opened_at:%Y-%m-%d %H:%M} UTC")
-        return found
+        return [one_line(each) for each in found]

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, exists, func, insert, literal_column, sele
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.alerts.channels import find_channel
-from billing.alerts.message import Message
+from billing.alerts.message import Message, one_line
 from billing.alerts.send import SendError, send
 from billing.ids import new_id
 from billing.tables import alert_delivery
@@ -116,16 +116,23 @@ async def deliver_one(engine: AsyncEngine) -> bool:
         attempts = row.attempts + 1
         ended: dict[str, Any] = {"attempts": attempts, "ended_at": func.clock_timestamp()}
         try:
-            note = await send(channel, msgspec.convert(row.message, Message), row.id)
+            note = await send(channel, _read(row.message), row.id)
         except SendError as error:
             log.warning("alert_not_delivered", channel=row.channel, attempt=attempts, reason=str(error))
             due = func.clock_timestamp() + timedelta(seconds=error.retry_after or _pause(attempts))
             failed = ended | {"status": "dead"} if attempts >= ATTEMPTS else {"attempts": attempts, "due_at": due}
             values = failed | {"error": str(error)}
         else:
-            values = ended | {"status": "sent", "error": note}
+            values = ended | {"status": "sent", "error": None if note is None else one_line(note)}
         await conn.execute(update(alert_delivery).where(alert_delivery.c.id == row.id).values(values))
     return True
+
+
+def _read(message: Any) -> Message:
+    try:
+        return msgspec.convert(message, Message)
+    except msgspec.ValidationError:
+        raise SendError("it cannot be sent: this release does not understand the message") from None
 
 
 def _due() -> Any:

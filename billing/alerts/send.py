@@ -9,11 +9,11 @@ from uuid import UUID
 import httpx
 
 from billing.alerts.channels import Channel, resolve
-from billing.alerts.message import Message
+from billing.alerts.message import Message, one_line
 from billing.alerts.senders.dingtalk import dingtalk
 from billing.alerts.senders.email import compose, send_mail
 from billing.alerts.senders.feishu import feishu
-from billing.alerts.senders.outgoing import Outgoing, RefusedError
+from billing.alerts.senders.outgoing import Outgoing, RefusedError, is_url
 from billing.alerts.senders.slack import slack
 from billing.alerts.senders.webhook import webhook
 from billing.alerts.senders.wecom import wecom
@@ -29,7 +29,7 @@ class SendError(Exception):
     """It was not taken; the message says why, without the address or the secret."""
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(one_line(reason))
         self.retry_after = retry_after
         """Seconds that the receiver asked for."""
 
@@ -38,6 +38,7 @@ async def send(channel: Channel, message: Message, delivery: UUID) -> str | None
     """Send it, or raise SendError. The same delivery may be sent again: its id goes with it.
 
     Returns what is to be known although it was taken: that a mail's server refused some of its recipients.
+    No error is another one: what cannot be sent must not be tried again and again, nor hold up what can.
     """
     try:
         async with asyncio.timeout(SECONDS):
@@ -48,6 +49,8 @@ async def send(channel: Channel, message: Message, delivery: UUID) -> str | None
                 return await asyncio.to_thread(send_mail, mail, url, SECONDS)
             await _post(outgoing(channel, message, delivery, url, secret), delivery)
             return None
+    except UnicodeError:
+        raise SendError("its address is not a URL") from None
     except (ValueError, RefusedError) as error:
         raise SendError(str(error)) from None
     except TimeoutError:
@@ -57,12 +60,18 @@ async def send(channel: Channel, message: Message, delivery: UUID) -> str | None
     except (httpx.HTTPError, OSError) as error:
         # What httpx says of a request can have its URL in it, and so the token there.
         raise SendError(f"it cannot be reached: {type(error).__name__}") from None
+    except SendError:
+        raise
+    except Exception as error:  # its text may have the address in it
+        raise SendError(f"it cannot be sent: {type(error).__name__}") from None
 
 
 def outgoing(channel: Channel, message: Message, delivery: UUID, url: str, secret: str | None) -> Outgoing:
     """The request for an HTTP channel. Raises ValueError when its address cannot be one."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("its address must start with http:// or https://")
+    if not is_url(url):
+        raise ValueError("its address is not a URL")
     now = datetime.now(UTC)
     match channel.kind:
         case "webhook":

@@ -10,7 +10,7 @@ from uuid import UUID
 import httpx
 
 from billing.alerts.message import Message
-from billing.alerts.senders.outgoing import RefusedError
+from billing.alerts.senders.outgoing import RefusedError, is_url
 
 PORTS = {"smtps": 465, "smtp": 587, "smtp+plain": 25}
 
@@ -33,8 +33,7 @@ def send_mail(mail: EmailMessage, url: str, timeout: float) -> str | None:
 
     Raises ValueError on a bad address, RefusedError, and OSError when the server cannot be reached.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in PORTS or not parts.hostname:
+    if not is_url(url) or not (parts := urlsplit(url)).hostname or parts.scheme not in PORTS:
         raise ValueError(f"the address of e-mail must be like smtps://USER:PASSWORD@HOST ({', '.join(PORTS)})")
     port = parts.port or PORTS[parts.scheme]
     context = httpx.create_ssl_context()

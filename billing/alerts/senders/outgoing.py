@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,6 +20,15 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     body: bytes
     check: Callable[[bytes], None]
+
+
+def is_url(address: str) -> bool:
+    """Whether it can be taken apart. Python's own errors of what cannot be would show it."""
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0) and address.isprintable()
+    except ValueError:
+        return False
 
 
 def nothing_to_check(_: bytes) -> None:
