@@ -58,6 +58,15 @@ class Admission:
         except LimitExceeded as error:
             raise limit_refusal(error) from error
 
+    async def admit_unpaid(self, operation: Operation, model: str) -> Hold:
+        """Hold a place in every limit of requests and of calls at once, for what costs nothing. Raises as `admit`."""
+        try:
+            return await self._hold(operation.id, _scopes(operation, model), Need(NOTHING, 0))
+        except BudgetError as error:
+            raise budget_refusal(error) from error
+        except LimitExceeded as error:
+            raise limit_refusal(error) from error
+
     async def _admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> Admitted:
         scopes = _scopes(operation, model)
         money, tokens = self._leases.left_at_hand(scopes) or await self._left(scopes)

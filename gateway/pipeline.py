@@ -92,10 +92,12 @@ class Pipeline:
         await self._serve(exchange, surface, answer)
 
     async def count_tokens(self, exchange: Exchange, surface: CountTokensSurface) -> None:
-        """Tell how long a prompt is. It has a row too, of nothing."""
+        """Tell how long a prompt is. It has a row too, of nothing, and counts in limits of requests."""
 
         async def count(operation: Operation, exchange: Exchange, call: Call) -> None:
-            tokens = await self._dispatcher.count_tokens(call, self._route(operation, call))
+            model = self._route(operation, call)
+            operation.hold = await self._admission.admit_unpaid(operation, model)
+            tokens = await self._dispatcher.count_tokens(call, model)
             await self._record(operation)
             await exchange.respond(200, reply_headers(operation), surface.answer(tokens))
 

@@ -114,6 +114,22 @@ async def test_a_limit_refuses_on_every_route(tagged: Gateway, upstream: Scripte
     assert len(upstream.chats) == asked
 
 
+async def test_counting_tokens_costs_nothing_and_counts_in_limits(tagged: Gateway, upstream: Scripted) -> None:
+    """It is passed on to upstreams too: without limits it would be a way round them."""
+    counting = {"model": "tiny", "messages": _TURN}
+    async with tagged.engine.begin() as connection:
+        await set_budget(connection, "key", tagged.people.key, "none", Decimal(0), currency="USD")
+        await set_limit(connection, "org", tagged.people.org, "requests", 2)
+    await on_its_way()
+    for status in (200, 200, 429):
+        answer = await tagged.http.post("/v1/messages/count_tokens", json=counting)
+        assert answer.status_code == status, answer.text
+    assert "the org's limit of 2 requests a minute" in error(answer)["message"]
+    assert sum(request.path == "/tokenize" for request in upstream.requests) == 2
+    rows = await tagged.rows(3)
+    assert [(row["status"], row["billed"]) for row in rows] == [("ok", 0), ("ok", 0), ("refused", 0)]
+
+
 async def test_a_call_that_can_never_fit_is_not_told_to_wait(tagged: Gateway) -> None:
     async with tagged.engine.begin() as connection:
         await set_limit(connection, "key", tagged.people.key, "tokens", 12)
