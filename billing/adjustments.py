@@ -74,15 +74,16 @@ class _Rates:
         self._of: dict[tuple[str, str, str], list[Price]] = {}
         for version in versions:
             self._of.setdefault((version.book, version.model, version.upstream), []).append(version)
-        self._whole = PriceBook(versions)
         self._moments = sorted({version.effective_at for version in versions})
-        self._books: dict[int, PriceBook] = {}
+        self._books: dict[tuple[int, str], PriceBook] = {}
 
-    def at(self, moment: datetime) -> PriceBook:
-        index = bisect_right(self._moments, moment)
-        if index not in self._books:
-            self._books[index] = self._whole.at(moment)
-        return self._books[index]
+    def at(self, row: Row[Any]) -> PriceBook:
+        """When the call began, in the currency that it is charged in."""
+        moment = row.operation_started_at
+        key = (bisect_right(self._moments, moment), row.currency)
+        if key not in self._books:
+            self._books[key] = PriceBook(self.versions.values(), moment, row.currency)
+        return self._books[key]
 
     def corrected(self, row: Row[Any], book: Book, models: Collection[str], upstream: str = "") -> bool:
         """Whether a version that may be the call's was entered after it (ids tell the time) and holds from before."""
@@ -220,7 +221,7 @@ def _billed(row: Row[Any], rates: _Rates) -> _Changed:
     if not row.billable or row.routed_model is None or not rates.corrected(row, "sale", (row.routed_model, "")):
         return _UNCHANGED
     payer = Payer(row.org_id, row.team_id, row.key_id)
-    price = _comparable(rates.at(row.operation_started_at).sale(row.routed_model, row.tier, payer), row)
+    price = rates.at(row).sale(row.routed_model, row.tier, payer)
     return _changed(row.billed, row.billed_before, charge(price, _tokens(row), row.images), price)
 
 
@@ -235,13 +236,8 @@ def _cost(row: Row[Any], rates: _Rates) -> _Changed:
         return _UNCHANGED
     # An attempt may be billed at another tier than its upstream served.
     tier: Any = row.tier if used is None or used.device_hour is not None else used.tier
-    price = _comparable(rates.at(row.operation_started_at).cost(row.model, row.upstream, tier), row)
+    price = rates.at(row).cost(row.model, row.upstream, tier)
     return _changed(row.cost, row.cost_before, None if price is None else _computed(price, row), price)
-
-
-def _comparable(price: Price | None, row: Row[Any]) -> Price | None:
-    """None also where it is in another currency than the operation."""
-    return None if price is None or price.currency != row.currency else price
 
 
 def _changed(recorded: Decimal | None, before: Decimal | None, amount: Decimal | None, price: Price | None) -> _Changed:

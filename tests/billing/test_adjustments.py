@@ -245,7 +245,20 @@ async def test_a_price_in_another_currency_says_nothing_about_a_call(conn: Async
     euros = msgspec.structs.replace(SALE, currency="EUR", input_fresh=Decimal(1))
     await prices.insert_version(conn, euros, LONG_AGO, "configuration")
     done = await rerate(conn)
-    assert (done.adjusted, done.unpriced) == (0, 1)
+    assert (done.adjusted, done.unpriced) == (0, 0)
+
+
+async def test_an_override_in_another_currency_is_left_out_as_gateways_leave_it_out(conn: AsyncConnection) -> None:
+    """Of the time before the currency changed, and never ended."""
+    own = PriceTerms(book="sale", model="m", tier="", scope_kind="org", scope_id=str(ORG), currency="EUR")
+    await book(conn, SALE, msgspec.structs.replace(own, input_fresh=Decimal(1), output_text=Decimal(1)))
+    await call(conn)
+    listed = (await prices.load(conn, "USD")).sale("m")
+    assert listed is not None
+    await prices.insert_version(
+        conn, msgspec.structs.replace(SALE, input_fresh=Decimal(9)), listed.effective_at, "operator"
+    )
+    assert (await rerate(conn)).billed_delta == {"USD": Decimal("-0.0001")}
 
 
 async def test_what_the_caller_does_not_pay_for_stays_free(conn: AsyncConnection) -> None:
