@@ -19,13 +19,25 @@ from gateway.exchange import PEER, Peer
 from gateway.rounds import Rounds
 
 MAX_HEADER_BYTES = 64 * 1024
-KEEP_ALIVE_SECONDS = 5.0
-"""How long a connection without a request stays open."""
+KEEP_ALIVE_SECONDS = 75.0
+"""How long a connection without a request stays open: longer than proxies commonly keep theirs (60 seconds), which
+would send a request into one that we are closing."""
+LINGER_SECONDS = 5.0
+"""How long the rest of a body is read and dropped after an answer that is the last: to close with bytes unread resets
+the connection, and who is still sending may lose the answer."""
+LEAST_BODY_BYTES = 1024 * 1024
+"""What must come of a body within its time, unless it ends before."""
+BODY_FACTOR = 2
+"""Of its time, so that who reads a body by a clock of its own can say better what is wrong."""
+MAX_QUEUED = 100
+"""Requests that came before the running one was answered. Behind them the connection takes no more."""
 STALLED_SECONDS = 60.0
 """A caller that takes nothing of its answer for so long is gone: it would hold its place, here and upstream, for ever.
 """
+_BETWEEN = len(b": \r\n")
 _BAD = (b"400 Bad Request", b"What came cannot be read as a request.")
 _LATE = (b"408 Request Timeout", b"The request's headers did not come in time.")
+_SLOW = (b"408 Request Timeout", b"The request's body did not come in time.")
 _LARGE = (
     b"431 Request Header Fields Too Large",
     b"Send fewer or shorter headers: %d bytes at most." % MAX_HEADER_BYTES,
@@ -34,11 +46,15 @@ _LARGE = (
 
 class CallerConnection(asyncio.Protocol):
     """`app`: an ASGI application. `header_seconds`: from a request's first byte, or the connection's begin, to the end
-    of the request's headers. `state` and `app_state` are uvicorn's, whose server closes and counts connections."""
+    of the request's headers. `body_seconds`: for each LEAST_BODY_BYTES of a body. `state` and `app_state` are
+    uvicorn's, whose server closes and counts connections."""
 
     __slots__ = (
         "_app",
         "_app_state",
+        "_body_bytes",
+        "_body_seconds",
+        "_body_since",
         "_client",
         "_expects",
         "_header_bytes",
@@ -47,6 +63,7 @@ class CallerConnection(asyncio.Protocol):
         "_idle_since",
         "_in_headers",
         "_is_paused",
+        "_lingers_since",
         "_moved_at",
         "_parser",
         "_peer",
@@ -56,6 +73,7 @@ class CallerConnection(asyncio.Protocol):
         "_running",
         "_server",
         "_state",
+        "_takes_more",
         "_transport",
         "_unread",
         "_unsent",
@@ -69,6 +87,7 @@ class CallerConnection(asyncio.Protocol):
         self,
         app: Any,
         header_seconds: float,
+        body_seconds: float,
         rounds: "Rounds[CallerConnection]",
         state: ServerState,
         app_state: dict[str, Any],
@@ -77,6 +96,7 @@ class CallerConnection(asyncio.Protocol):
         """What is written is not taken as fast: wait until it is `writable`."""
         self._app = app
         self._header_seconds = header_seconds
+        self._body_seconds = body_seconds * BODY_FACTOR
         self._rounds = rounds
         self._state = state
         self._app_state = app_state
@@ -86,6 +106,7 @@ class CallerConnection(asyncio.Protocol):
         """What was sent before the running one was answered."""
         self._request: CallerRequest | None = None
         """The latest."""
+        self._takes_more = True
         self._is_paused = False
         self._in_headers = True
         self._header_bytes = 0
@@ -97,6 +118,10 @@ class CallerConnection(asyncio.Protocol):
         self._waits_since: float | None = time.monotonic()
         """Since when headers are awaited."""
         self._idle_since: float | None = None
+        self._lingers_since: float | None = None
+        self._body_since: float | None = None
+        self._body_bytes = 0
+        """What had come of a body `_body_since`."""
         self._unsent = 0
         self._moved_at = 0.0
         """When less or more than `_unsent` was last left to send."""
@@ -123,15 +148,25 @@ class CallerConnection(asyncio.Protocol):
     def answered(self, request: CallerRequest) -> None:
         self._state.total_requests += 1
         self._running = None
-        if not request.keep_alive:
-            self._transport.close()
         if self._transport.is_closing():
             return
-        if self._queue:
+        if not request.keep_alive:
+            self._leave(request)
+        elif self._queue:
             self._run(self._queue.popleft())
-        else:
+        elif self._waits_since is None:
             self._idle_since = time.monotonic()
+        else:  # the next one's headers have begun
+            self._waits_since = time.monotonic()
         self.resume_reading()
+
+    def _leave(self, request: CallerRequest) -> None:
+        """`request`, the last one, is answered."""
+        if request.has_come and self._takes_more:
+            self._transport.close()
+        else:
+            self._transport.write_eof()
+            self._lingers_since = time.monotonic()
 
     def close(self) -> None:
         self._transport.close()
@@ -151,14 +186,34 @@ class CallerConnection(asyncio.Protocol):
             self._unsent, self._moved_at = unsent, now
         elif now - self._moved_at >= STALLED_SECONDS:
             self._transport.abort()
-        if self._waits_since is not None and now - self._waits_since >= self._header_seconds:
+        late = self._waits_since is not None and now - self._waits_since >= self._header_seconds
+        if late and self._running is None:
             self._refuse(_LATE)
-        elif self._idle_since is not None and now - self._idle_since >= KEEP_ALIVE_SECONDS:
+        elif self._is_over(now):
             self._transport.close()
+        elif self._is_slow(now):
+            self._refuse(_SLOW)
+
+    def _is_over(self, now: float) -> bool:
+        """Whether nothing has to come any more."""
+        if self._lingers_since is not None:
+            return now - self._lingers_since >= LINGER_SECONDS
+        return self._idle_since is not None and now - self._idle_since >= KEEP_ALIVE_SECONDS
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether of a body that is awaited too little comes: not every application has a clock for it."""
+        request = self._request
+        if request is None or request.has_come or request.complete or self._is_paused:
+            self._body_since = None
+        elif self._body_since is None or request.size - self._body_bytes >= LEAST_BODY_BYTES:
+            self._body_since, self._body_bytes = now, request.size
+        else:
+            return now - self._body_since >= self._body_seconds
+        return False
 
     def _refuse(self, answer: tuple[bytes, bytes]) -> None:
         """Close the connection, with an answer unless another has begun."""
-        if self._running is None or not self._running.started:
+        if self._lingers_since is None and (self._running is None or not self._running.started):
             status, text = answer
             head = b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.write(head % (status, len(text)) + text)
@@ -207,14 +262,11 @@ class CallerConnection(asyncio.Protocol):
             self._writable = None
 
     def data_received(self, data: bytes) -> None:
-        self._idle_since = None
         self._unread += len(data)
         while data:
             data = self._parse(data)
         if self._unread > MAX_HEADER_BYTES:
             self._refuse(_LARGE)
-        if self._running is None and self._waits_since is None:  # of a next request not all headers are here
-            self._waits_since = time.monotonic()
 
     def _parse(self, data: bytes) -> bytes:
         """What has to be parsed anew."""
@@ -230,9 +282,11 @@ class CallerConnection(asyncio.Protocol):
         """The parser stopped behind the headers of a request that wishes to upgrade, whatever follows.
 
         We offer no upgrade, so the request goes on as it is (RFC 9110, 7.8): parsed again without the wish. Java's
-        HttpClient sends `Upgrade: h2c` with its first POST.
+        HttpClient sends `Upgrade: h2c` with its first POST. A tunnel (CONNECT) has no body, but who is in front of us
+        may think so: nothing behind it can be read as a request.
         """
-        if not self._asks_for_upgrade():
+        if self._parser.get_method() == b"CONNECT":
+            self._refuse(_BAD)
             return b""
         version = self._parser.get_http_version().encode()
         head = [self._parser.get_method(), b" ", self._url, b" HTTP/", version, b"\r\n"]
@@ -248,13 +302,13 @@ class CallerConnection(asyncio.Protocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    def _asks_for_upgrade(self) -> bool:
-        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
-
     # What the parser calls
 
     def on_message_begin(self) -> None:
         self._peer.request_is_here = False
+        self._idle_since = None
+        self._waits_since = time.monotonic()
+        self._body_since = None
         self._in_headers = True
         self._header_bytes = 0
         self._url = b""
@@ -271,7 +325,7 @@ class CallerConnection(asyncio.Protocol):
             self._headers.append((name, value))
             if name == b"expect":
                 self._expects = value.lower() == b"100-continue"
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + _BETWEEN)
 
     def _count(self, size: int) -> None:
         self._unread = 0
@@ -283,7 +337,10 @@ class CallerConnection(asyncio.Protocol):
         self._unread = 0
         self._in_headers = False
         self._waits_since = None
-        if self._transport.is_closing() or self._asks_for_upgrade():
+        if self._transport.is_closing() or self._parser.should_upgrade():
+            return
+        if not self._takes_more:
+            self._request = None
             return
         version = self._parser.get_http_version()
         old = version == "1.0"
@@ -292,13 +349,15 @@ class CallerConnection(asyncio.Protocol):
             self._scope(version),
             keep_alive=not old and self._parser.should_keep_alive(),
             old=old,
-            expects=self._expects,
+            expects=self._expects and not old,
         )
         if self._running is None:
             self._run(self._request)
         else:
             self._queue.append(self._request)
             self._pause_reading()
+            if len(self._queue) == MAX_QUEUED:
+                self._request.keep_alive = self._takes_more = False
 
     def _scope(self, version: str) -> dict[str, Any]:
         url = httptools.parse_url(self._url)
@@ -328,6 +387,11 @@ class CallerConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._unread = 0
-        if self._request is not None and not self._transport.is_closing() and not self._asks_for_upgrade():
-            self._request.ends()
-            self._peer.request_is_here = True
+        if self._request is None or self._transport.is_closing() or self._parser.should_upgrade():
+            return
+        self._request.ends()
+        self._peer.request_is_here = True
+        if self._lingers_since is not None:
+            self._transport.close()
+        elif self._running is None:
+            self._idle_since = time.monotonic()

@@ -62,6 +62,7 @@ class CallerRequest:
         "disconnected",
         "keep_alive",
         "scope",
+        "size",
         "started",
     )
 
@@ -72,6 +73,8 @@ class CallerRequest:
         self.complete = False
         """The whole answer was handed to the connection."""
         self.disconnected = False
+        self.size = 0
+        """Bytes of its body that have come."""
         self._line = line
         self._old = old
         self._continue = expects
@@ -106,8 +109,14 @@ class CallerRequest:
 
     # What its connection tells
 
+    @property
+    def has_come(self) -> bool:
+        """All of its body is here."""
+        return not self._more
+
     def adds(self, piece: bytes) -> bool:
         """More of its body. Whether there is room for yet more."""
+        self.size += len(piece)
         self._pieces.append(piece)
         self._unread += len(piece)
         self._wake()
@@ -174,8 +183,8 @@ class CallerRequest:
         self._framing = self._framed(status, length)
         if self._framing == "chunks":
             lines.append(b"transfer-encoding: chunked\r\n")
-        if says_close or self._framing == "close":
-            self.keep_alive = False
+        if says_close or self._framing == "close" or (self._continue and self._more):
+            self.keep_alive = False  # lastly: it was not asked for its body, and may take that for a reason to keep it
         if not self.keep_alive and not says_close:
             lines.append(b"connection: close\r\n")
         head = b"".join(lines)

@@ -12,7 +12,7 @@ from litestar.routes import ASGIRoute
 from uvicorn.server import ServerState
 
 from gateway.api.routes import SURFACES
-from gateway.caller_connection import KEEP_ALIVE_SECONDS, CallerConnection
+from gateway.caller_connection import KEEP_ALIVE_SECONDS, LINGER_SECONDS, CallerConnection
 from gateway.rounds import Rounds
 from gateway.settings import Settings
 
@@ -24,12 +24,13 @@ LOOKS = 4
 YOUNG_OBJECTS = 20_000
 
 
-def connections(app: Any, header_seconds: float) -> Callable[..., CallerConnection]:
+def connections(app: Any, header_seconds: float, body_seconds: float) -> Callable[..., CallerConnection]:
     """What uvicorn makes of a new connection."""
-    rounds: Rounds[CallerConnection] = Rounds(min(header_seconds, KEEP_ALIVE_SECONDS) / LOOKS)
+    shortest = min(header_seconds, body_seconds, KEEP_ALIVE_SECONDS, LINGER_SECONDS)
+    rounds: Rounds[CallerConnection] = Rounds(shortest / LOOKS)
 
     def connected(server_state: ServerState, app_state: dict[str, Any], **_: Any) -> CallerConnection:
-        return CallerConnection(app, header_seconds, rounds, server_state, app_state)
+        return CallerConnection(app, header_seconds, body_seconds, rounds, server_state, app_state)
 
     return connected
 
@@ -52,7 +53,7 @@ class Front:
 
 def config(app: Litestar, settings: Settings) -> uvicorn.Config:
     front = Front(app)
-    made: Any = connections(front, settings.limits.header_seconds)
+    made: Any = connections(front, settings.limits.header_seconds, settings.limits.body_seconds)
     return uvicorn.Config(
         front,
         http=made,

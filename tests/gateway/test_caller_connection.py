@@ -40,11 +40,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[int]:
+async def serving(app: Any, header_seconds: float = 2.0, body_seconds: float = 2.0) -> AsyncIterator[int]:
     """Its port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    made: Any = connections(app, 2.0)
+    made: Any = connections(app, header_seconds, body_seconds)
     server = Server(uvicorn.Config(app, http=made, lifespan="off", log_config=None, timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
@@ -136,6 +136,124 @@ async def test_who_waits_for_a_word_before_the_body_gets_it() -> None:
 
     async with serving(refusing) as port:
         assert (await said(port, head, closes=True)).startswith(b"HTTP/1.1 403 ")
+
+
+@on_both_loops
+async def test_who_was_not_asked_for_the_body_cannot_send_another_request_in_its_place() -> None:
+    head = b"POST /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n"
+    async with serving(lambda scope, receive, send: answer(send, b"no", status=403)) as port:
+        found = await said(port, head, GET, closes=True)
+        assert found.count(b"HTTP/1.1") == 1 and b"connection: close" in found
+    async with serving(echo) as port:  # HTTP/1.0 knows no such word
+        found = await said(port, head.replace(b"/1.1", b"/1.0").replace(b"100\r", b"2\r"), b"hi", closes=True)
+        assert found.startswith(b"HTTP/1.1 200 ") and found.endswith(b"/a hi")
+
+
+@on_both_loops
+async def test_what_follows_a_tunnel_is_no_request() -> None:
+    """A proxy in front of us may take it for the body that the length announces."""
+    head = b"CONNECT /a HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(GET)
+    async with serving(echo) as port:
+        for pieces in ([head, GET], [head + GET]):
+            found = await said(port, *pieces, closes=True)
+            assert found.startswith(b"HTTP/1.1 400 ") and found.count(b"HTTP/1.1") == 1
+
+
+@on_both_loops
+async def test_who_still_sends_sees_the_last_answer() -> None:
+    head = b"POST / HTTP/1.1\r\nconnection: close\r\ncontent-length: 30000000\r\n\r\n"
+    async with serving(lambda scope, receive, send: answer(send, b"no", status=403)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        for _ in range(30):
+            await writer.drain()
+            writer.write(b"x" * 1_000_000)
+        await writer.drain()
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 403 ")
+        writer.transport.abort()
+
+
+@on_both_loops
+async def test_who_sends_without_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_connection, "LINGER_SECONDS", 0.2)
+    head = b"POST / HTTP/1.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(lambda scope, receive, send: answer(send, b"no", status=403)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        with pytest.raises(ConnectionError):
+            for _ in range(100):
+                writer.write(b"1\r\nx\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.transport.abort()
+
+
+@on_both_loops
+async def test_a_body_that_does_not_come_ends_its_connection() -> None:
+    """Also where the application has no clock for it."""
+    head = b"POST /a HTTP/1.1\r\ncontent-length: 20\r\n\r\n"
+    async with serving(echo, body_seconds=0.1) as port:
+        assert (await said(port, head, b"hi", closes=True)).startswith(b"HTTP/1.1 408 ")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        answered = asyncio.create_task(reader.read())
+        for _ in range(19):  # takes longer in all
+            if not answered.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+        with contextlib.suppress(ConnectionError):  # we may have written into what was closed
+            assert (await answered).startswith(b"HTTP/1.1 408 ")
+        writer.transport.abort()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.5)
+        await echo(scope, receive, send)
+
+    async with serving(slow, body_seconds=0.1) as port:  # it is not the caller that is slow
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /a HTTP/1.1\r\ncontent-length: 3000000\r\n\r\n" + b"x" * 3_000_000)
+        assert await asyncio.wait_for(reader.readline(), 5) == b"HTTP/1.1 200 OK\r\n"
+        writer.transport.abort()
+
+
+@on_both_loops
+async def test_a_rest_that_is_passed_over_is_no_slow_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = b"POST / HTTP/1.1\r\ncontent-length: 4\r\n\r\n"
+    async with serving(lambda s, r, send: answer(send, b"no", status=403), 0.2, 0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for piece in (head, b"ab", b"cd"):
+            writer.write(piece)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.8)
+        writer.write(GET)
+        await asyncio.sleep(0.1)
+        assert (await reader.read(10_000)).count(b"HTTP/1.1 403 ") == 2
+        writer.transport.abort()
+    monkeypatch.setattr(caller_connection, "KEEP_ALIVE_SECONDS", 0.3)
+    async with serving(lambda s, r, send: answer(send, b"no", status=403)) as port:
+        assert (await said(port, head, b"ab", b"cd", closes=True)).count(b"HTTP/1.1") == 1
+
+
+@on_both_loops
+async def test_very_many_short_headers() -> None:
+    async with serving(echo) as port:
+        assert (await said(port, GET[:-2] + b"a:\r\n" * 10_000 + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert (await said(port, GET[:-2] + b"a:\r\n" * 20_000 + b"\r\n", closes=True)).startswith(b"HTTP/1.1 431 ")
+
+
+@on_both_loops
+async def test_very_many_requests_in_a_row() -> None:
+    """They are not all kept: those that are not answered were not begun, and their caller can tell."""
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.001)
+        await echo(scope, receive, send)
+
+    request = b"POST /%d HTTP/1.1\r\ncontent-length: 2\r\n\r\nhi"
+    async with serving(slow) as port:
+        found = await said(port, b"".join(request % number for number in range(1000)), closes=True)
+        assert found.count(b"HTTP/1.1 200 ") == 1 + caller_connection.MAX_QUEUED
+        assert found.count(b"connection: close") == 1 and found.endswith(b"/100 hi")
 
 
 @on_both_loops

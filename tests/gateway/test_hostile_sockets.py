@@ -8,6 +8,7 @@ import pytest
 
 from billing.people import restrict_key
 from billing.restrictions import Restrictions, networks
+from gateway.caller_connection import MAX_QUEUED
 from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted, frame
 
@@ -71,11 +72,9 @@ async def test_many_wishes_to_upgrade_in_a_row(gateway: Gateway, caplog: pytest.
     request = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     reader, writer = await connect(gateway)
     writer.write(request * 2000)
-    answers = 0
-    while answers < 2000 and (data := await asyncio.wait_for(reader.read(1 << 20), 5)):
-        answers += data.count(b"HTTP/1.1 200 ")
+    answers = (await asyncio.wait_for(reader.read(), 5)).count(b"HTTP/1.1 200 ")
     writer.transport.abort()
-    assert answers == 2000
+    assert answers > MAX_QUEUED
     assert not [record for record in caplog.records if record.exc_info]
 
 
