@@ -84,7 +84,13 @@ def read_bill(text: str, columns: Mapping[str, str] | None = None) -> list[BillL
 
     Raises ValueError, with the number of the line, on what cannot be read; nothing is left out in silence.
     """
-    text = text.removeprefix("\ufeff")
+    try:
+        return _read(text.removeprefix("\ufeff"), columns)
+    except csv.Error as error:
+        raise ValueError(f"the bill is no CSV: {error}") from None
+
+
+def _read(text: str, columns: Mapping[str, str] | None) -> list[BillLine]:
     header = text.partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)

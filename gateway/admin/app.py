@@ -29,8 +29,10 @@ from gateway.admin import (
     exports,
     invoices,
     keys,
+    leases,
     orgs,
     prices,
+    reconciliation,
     teams,
     usage,
     users,
@@ -55,6 +57,8 @@ ROUTES: list[HTTPRouteHandler] = [
     *usage.ROUTES,
     *exports.ROUTES,
     *invoices.ROUTES,
+    *reconciliation.ROUTES,
+    *leases.ROUTES,
     *alerts.ROUTES,
     *administrators.ROUTES,
     *audit.ROUTES,
@@ -84,7 +88,7 @@ _ERRORS = {
     404: "Not there, or not yours to see",
 }
 _WRITE_ERRORS = {
-    409: "The name is taken",
+    409: "The name is taken, or an idempotent write's answer is lost",
     422: "The Idempotency-Key came with another request before",
 }
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from litestar import Request, Response
 from sqlalchemy import delete, func, select, update
@@ -134,7 +135,11 @@ class Writer(Admin):
         return nonce + self._cipher(key).encrypt(nonce, answer, request_hash)
 
     def _opened(self, key: str, sealed: bytes, request_hash: bytes) -> bytes:
-        return self._cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], request_hash)
+        try:
+            return self._cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], request_hash)
+        except InvalidTag:
+            text = "This was done already, under another admin key, so its answer can be read no more. Look it up."
+            raise ApiError(409, "answer_lost", text) from None
 
     def _response(self, answer: bytes, headers: dict[str, str] | None = None) -> Response[Any]:
         status = self._request.route_handler.status_code

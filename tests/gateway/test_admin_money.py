@@ -165,6 +165,26 @@ async def test_an_invoice_of_last_month(house: House) -> None:
         assert [each["void_reason"] for each in (await client.get("/invoices")).json()["data"]] == ["wrong address"]
 
 
+async def test_a_bill_is_compared_and_lost_leases_are_freed(house: House) -> None:
+    now = datetime.now(UTC)
+    async with house.engine.begin() as conn:
+        await copy(conn, [call(house, now, mine=True, billed="2")])
+    columns = {"day": "d", "model": "m", "cost": "c", "currency": "u"}
+    bill = {"upstream": "engine", "columns": columns, "csv": f"d,m,c,u\n{now:%Y-%m-%d},tiny,7,USD\n"}
+    async with house.client("reader") as client:
+        found = await client.post("/reconciliation", json=bill)
+        assert found.status_code == 200, found.text
+        [difference] = found.json()["differences"]
+        assert (difference["what"], difference["bill"]) == ("cost", "7")
+        for wrong in ({"csv": "x"}, {"csv": 'd,m,c,u\n"' + "x" * 200_000}, {"month": "soon"}, {"tolerance": "-1"}):
+            answer = await client.post("/reconciliation", json=bill | wrong)
+            assert answer.status_code == 400, (list(wrong), answer.text)
+        assert (await client.get("/leases")).json() == {"data": []}
+    async with house.client("admin") as client:
+        answer = await client.post("/leases/free", json={"replica": "gone.1"})
+        assert answer.status_code == 400 and "has no lease" in answer.json()["error"]["message"]
+
+
 async def test_nobody_lifts_what_bounds_their_own_organisation(house: House) -> None:
     org, team, tag = str(house.org), str(house.team), "scenario=chat"
     whole = ({"scope_kind": "org", "scope_id": org}, {"scope_kind": "model", "scope_id": "tiny", "also": {"org": org}})

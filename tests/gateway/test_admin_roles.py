@@ -95,6 +95,9 @@ ROUTES: dict[str, tuple[Right, bool]] = {
     "POST /silences": ("manage", True),
     "DELETE /silences/{silence_id}": ("manage", True),
     "GET /audit": ("manage", True),
+    "GET /leases": ("read", True),
+    "POST /leases/free": ("manage", True),
+    "POST /reconciliation": ("read", True),
 }
 
 

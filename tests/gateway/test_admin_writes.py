@@ -74,6 +74,16 @@ async def test_what_was_refused_can_be_sent_again(house: House) -> None:
         assert (await client.post("/orgs", json={"name": "acme"})).status_code == 201
 
 
+async def test_an_answer_that_was_kept_under_another_admin_key_is_lost_not_done_again(house: House) -> None:
+    async with house.client("admin", **{"idempotency-key": "k"}) as client:
+        assert (await client.post("/orgs", json={"name": "one"})).status_code == 201
+        async with house.engine.begin() as conn:
+            await conn.execute(update(idempotent_write).values(answer=b"of another key" * 4))
+        again = await client.post("/orgs", json={"name": "one"})
+    assert again.status_code == 409 and again.json()["error"]["code"] == "answer_lost"
+    assert await orgs_called(house, "one") == 1
+
+
 async def test_a_key_is_forgotten_after_a_day(house: House) -> None:
     async with house.client("admin", **{"idempotency-key": "k"}) as client:
         assert (await client.post("/orgs", json={"name": "one"})).status_code == 201
