@@ -1,41 +1,43 @@
 """`farthing margins` and `farthing devices`: what calls and one's own devices brought in and cost."""
 
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show
+from gateway.usage_options import From, Last, TimeZone, To, period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-From = Annotated[str, typer.Option("--from", help="A day (UTC), or a moment like 2026-12-01T09:00:00Z.")]
-To = Annotated[str | None, typer.Option("--to", help="Likewise, not included. Default: now.")]
-
 
 def devices(
-    start: From,
-    end: To = None,
+    last: Last = None,
+    first: From = None,
+    to: To = None,
+    time_zone: TimeZone = "UTC",
     as_json: Json = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
     """What the devices of your own engines cost by the hour, and how much of it was idle."""
+    start, end = period(last, first, to, time_zone)
 
     async def work(connection: "AsyncConnection") -> list[Any]:
         from billing.devices import device_hours
 
-        return await device_hours(connection, *_period(start, end))
+        return await device_hours(connection, start, end)
 
     hours = in_database(work, database_url, data_dir)
     show([{name: getattr(hour, name) for name in hour.__struct_fields__} for hour in hours], as_json)
 
 
 def margins(
-    start: From,
-    end: To = None,
+    last: Last = None,
+    first: From = None,
+    to: To = None,
+    time_zone: TimeZone = "UTC",
     by: Annotated[str, typer.Option(help="model, upstream, org, team, user, key, or tag:NAME.")] = "model",
     spread_idle: Annotated[
         bool, typer.Option("--spread-idle", help="Share a device's idle time out over who used it.")
@@ -45,11 +47,12 @@ def margins(
     data_dir: DataDir = None,
 ) -> None:
     """What each model, user or scenario was billed and cost; idle devices on lines of their own, or spread."""
+    start, end = period(last, first, to, time_zone)
 
     async def work(connection: "AsyncConnection") -> Any:
         from billing.margins import margins as read
 
-        return await read(connection, *_period(start, end), by, spread_idle=spread_idle)
+        return await read(connection, start, end, by, spread_idle=spread_idle)
 
     found = in_database(work, database_url, data_dir)
     rows = [
@@ -81,11 +84,3 @@ def margins(
         for line in found.idle
     ]
     show(rows, as_json)
-
-
-def _period(start: str, end: str | None) -> tuple[datetime, datetime]:
-    """Raises ValueError."""
-    from gateway.price_file import moment
-
-    # The hour that runs is in it.
-    return moment(start), datetime.now(UTC) + timedelta(seconds=1) if end is None else moment(end)

@@ -66,7 +66,7 @@ def test_the_operator_s_questions(database_url: str) -> None:
     """Who cost what, with what margin, and what would the month be: each from the shell, and they agree."""
     now, run = datetime.now(UTC), shell(database_url)
     in_database(database_url, lambda connection: sample_ledger.fill(connection, now, operations=600))
-    month = ["--from", f"{now:%Y-%m}-01"]
+    month = ["--from", f"{now:%Y-%m}-01", "--to", f"{now:%Y-%m-%d}"]
     by_user = json.loads(run("usage", "--by", "user", *month, "--json").stdout)
     for by in ("user", "model", "tag:app"):
         margins = json.loads(run("margins", "--by", by, *month, "--json").stdout)
@@ -81,6 +81,7 @@ def test_the_operator_s_questions(database_url: str) -> None:
             else Decimal(row["margin"]) == Decimal(row["billed"]) - Decimal(row["cost"])
             for row in margins
         )
+    assert json.loads(run("margins", "--json").stdout) and run("devices", "--last", "1d").stdout == "none\n"
     months = json.loads(run("usage", "forecast", "--json").stdout)
     assert [row["amount"] for row in months] == ["billed", "cost", "margin"]
     for row in months:
