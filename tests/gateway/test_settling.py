@@ -57,7 +57,7 @@ async def test_a_row_that_cannot_be_written_holds_nothing(gateway: Gateway, monk
         raise RuntimeError("whatever it is")
 
     with monkeypatch.context() as patched:
-        patched.setattr(spool, "encode", broken)
+        patched.setattr(spool, "written", broken)
         assert (await gateway.chat()).status_code == 503
     assert (await gateway.chat()).status_code == 200
 
