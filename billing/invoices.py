@@ -26,6 +26,9 @@ from billing.windows import window_bounds, zone
 LOOK_BACK = timedelta(days=100)
 """Months that ended longer ago than this before an invoice's month are not looked at for what came late."""
 
+LONGEST_ADDRESS, MOST_LINES = 1000, 20
+"""Of who issues an invoice and who gets it: they have to fit on its first page."""
+
 _ID_SLACK = timedelta(hours=1)  # an id may be made a little before or after `started_at` is read
 
 
@@ -71,6 +74,9 @@ async def create_invoice(
     An org's invoice leaves out what its teams were invoiced. Raises ValueError where the month is not over, is invoiced
     already, has nothing to ask for or several currencies, or is no longer whole in the ledger.
     """
+    for words in (issuer, bill_to):
+        if len(words) > LONGEST_ADDRESS or len(words.splitlines()) > MOST_LINES:
+            raise ValueError(f"an address has at most {MOST_LINES} lines and {LONGEST_ADDRESS} characters")
     found = (await conn.execute(select(org).where(org.c.id == org_id).with_for_update())).one_or_none()
     if found is None:
         raise ValueError(f"there is no organisation {org_id}")

@@ -1,6 +1,7 @@
 """Organisations, teams, users and their virtual keys. Of a secret only its SHA-256 and first characters are stored."""
 
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,9 @@ KEYS_CHANNEL = "farthing_keys"
 UNRESTRICTED = Restrictions()
 _KEY_BYTES = 32
 _SHOWN_CHARACTERS = 8
+LONGEST_NAME = 200
+"""In characters: it stands in invoices, and in alerts' subjects."""
+_BROKEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class PeopleError(ValueError):
@@ -368,8 +372,11 @@ async def _list(conn: AsyncConnection, where: ColumnElement[bool], limit: int | 
 
 def checked_name(name: str) -> str:
     """Raises PeopleError for a name that nobody could read."""
-    if not name.strip() or "\x00" in name:
-        raise PeopleError("a name needs at least one visible character and no NUL")
+    if not name.strip() or len(name) > LONGEST_NAME or _BROKEN.search(name):
+        raise PeopleError(
+            f"a name needs at least one visible character, at most {LONGEST_NAME} of them, and no line break, NUL or "
+            "other control character"
+        )
     return name
 
 
