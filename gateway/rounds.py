@@ -31,8 +31,8 @@ class Rounds(Generic[T]):
         self.members.discard(member)
 
     def _look(self) -> None:
+        """The next round is set first: one member that fails must not end the others' deadlines for ever."""
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look) if self.members else None
         now = time.monotonic()
         for member in tuple(self.members):
             member.look(now)
-        again = asyncio.get_running_loop().call_later(self._seconds, self._look) if self.members else None
-        self._timer = again

@@ -36,6 +36,7 @@ class HttpClient:
         self._times = Times(first_byte if total is None else min(first_byte, total), idle, total)
         self._rounds: Rounds[Connection] = Rounds(min(self._times.first_byte, idle, KEEP_ALIVE_SECONDS) / LOOKS)
         self._free: dict[Origin, dict[Connection, None]] = {}
+        self._lookups: dict[Origin, asyncio.Task[list[Any]]] = {}
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> HttpReply:
         origin, first_lines = _place(method, url)
@@ -77,7 +78,7 @@ class HttpClient:
 
     async def _connect(self, origin: Origin) -> Connection:
         loop = asyncio.get_running_loop()
-        found = await _addresses(origin)
+        found = await asyncio.shield(self._looked_up(origin))
         sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, loop=loop)
         _, connection = await loop.create_connection(
             lambda: Connection(origin, self._freed, self._lost),
@@ -87,6 +88,20 @@ class HttpClient:
         )
         self._rounds.add(connection)
         return connection
+
+    def _looked_up(self, origin: Origin) -> asyncio.Task[list[Any]]:
+        """One lookup for all who wait for it: each takes a thread until the resolver gives up, however soon we do, and
+        the other upstreams need threads too."""
+        lookup = self._lookups.get(origin)
+        if lookup is None:
+            lookup = self._lookups[origin] = asyncio.create_task(_addresses(origin))
+            lookup.add_done_callback(functools.partial(self._was_looked_up, origin))
+        return lookup
+
+    def _was_looked_up(self, origin: Origin, lookup: asyncio.Task[list[Any]]) -> None:
+        del self._lookups[origin]
+        if not lookup.cancelled():
+            lookup.exception()  # seen, also where nobody waits any more
 
     def _freed(self, connection: Connection) -> None:
         self._free.setdefault(connection.origin, {})[connection] = None
@@ -117,7 +132,9 @@ def _place(method: str, url: str) -> tuple[Origin, str]:
     parts = urlsplit(url)
     assert parts.hostname is not None, "the settings have been checked"
     tls = parts.scheme == "https"
-    host = parts.netloc.encode("idna").decode() if not parts.netloc.isascii() else parts.netloc
+    host = parts.netloc
+    if not host.isascii():
+        host = parts.hostname.encode("idna").decode() + (f":{parts.port}" if parts.port else "")
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~") + (f"?{parts.query}" if parts.query else "")
     lines = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n"
     lines += "accept: */*\r\naccept-encoding: identity\r\nuser-agent: farthing\r\n"

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from gateway.rounds import Rounds
 from gateway.upstreams import client, connection
 from gateway.upstreams.client import HttpClient
-from gateway.upstreams.connection import Connection, HttpReply
+from gateway.upstreams.connection import Connection, HttpReply, Origin
 from gateway.upstreams.transport import BrokenError, UnreachableError
 from tests.gateway.loops import on_both_loops
 
@@ -431,6 +432,87 @@ async def test_a_name_that_there_cannot_be() -> None:
                 await post(asking, f"http://{name}")
 
 
+@on_both_loops
+async def test_a_name_is_looked_up_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lookup takes a thread, of which there are few, until the resolver gives up: longer than we wait."""
+    look_up, lookups, found = client._addresses, 0, asyncio.Event()
+
+    async def slow(origin: Origin) -> list[Any]:
+        nonlocal lookups
+        lookups += 1
+        await found.wait()
+        return await look_up(origin)
+
+    monkeypatch.setattr(client, "_addresses", slow)
+    async with server(Saying(OK)) as url, http(connect=0.1) as hasty:
+        for _ in range(2):
+            for error in await asyncio.gather(*[post(hasty, url) for _ in range(20)], return_exceptions=True):
+                assert isinstance(error, UnreachableError)
+        asking = [asyncio.create_task(whole(hasty, url)) for _ in range(20)]
+        await asyncio.sleep(0)
+        found.set()
+        assert await asyncio.gather(*asking) == [b"hi"] * 20
+        assert lookups == 1
+
+        async def fails(origin: Origin) -> list[Any]:
+            raise OSError("no such name")
+
+        monkeypatch.setattr(client, "_addresses", fails)
+        for _ in range(2):
+            with pytest.raises(UnreachableError, match="no such name"):
+                await post(hasty, "http://model.example")
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://bücher.example:8080/v1", "xn--bcher-kva.example:8080"),
+        ("http://bücher:8080/v1", "xn--bcher-kva:8080"),
+        ("https://bücher.example/v1", "xn--bcher-kva.example"),
+        ("http://[::1]:8080/v1", "[::1]:8080"),
+        ("http://LOCALHOST/v1", "LOCALHOST"),
+    ],
+)
+def test_the_host_that_is_named(url: str, host: str) -> None:
+    _, lines = client._place("POST", url)
+    assert f"\r\nhost: {host}\r\n" in lines
+
+
+@on_both_loops
+async def test_over_ipv6() -> None:
+    saying = Saying(OK)
+    running = await asyncio.start_server(saying, "::1", 0)
+    async with http() as asking:
+        assert await whole(asking, f"http://[::1]:{running.sockets[0].getsockname()[1]}") == b"hi"
+    running.close()
+
+
+@on_both_loops
+async def test_a_watched_thing_that_fails_leaves_the_others_watched() -> None:
+    looks = 0
+
+    class Fails:
+        def look(self, now: float) -> None:
+            raise ValueError
+
+    class Counts:
+        def look(self, now: float) -> None:
+            nonlocal looks
+            looks += 1
+
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    rounds: Rounds[Any] = Rounds(0.01)
+    failing = [Fails() for _ in range(2)]
+    for one in (*failing, Counts()):
+        rounds.add(one)
+    await asyncio.sleep(0.1)
+    for one in failing:
+        rounds.discard(one)
+    looks = 0
+    await asyncio.sleep(0.1)
+    assert looks > 1
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a key and its own certificate for 127.0.0.1."""
@@ -462,7 +544,9 @@ async def test_over_tls(kind: str, tls: ssl.SSLContext, certificate: Path, monke
 
 
 @on_both_loops
-async def test_a_server_that_cannot_prove_who_it_is_is_not_asked(tls: ssl.SSLContext) -> None:
+async def test_a_server_that_cannot_prove_who_it_is_is_not_asked(
+    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saying = Saying(OK)
     async with server(saying, tls) as url, http() as asking:
         with pytest.raises(UnreachableError, match="certificate verify failed"):
@@ -471,3 +555,14 @@ async def test_a_server_that_cannot_prove_who_it_is_is_not_asked(tls: ssl.SSLCon
     async with server(saying) as url, http() as asking:
         with pytest.raises(UnreachableError):
             await post(asking, url.replace("http", "https"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # an operator's own authority
+    client._tls.cache_clear()
+    try:
+        async with server(saying, tls) as url, http() as asking:
+            assert await whole(asking, url) == b"hi"
+            saying.requests.clear()
+            with pytest.raises(UnreachableError, match="ostname mismatch"):
+                await post(asking, url.replace("127.0.0.1", "localhost"))
+        assert not saying.requests
+    finally:
+        client._tls.cache_clear()
