@@ -1,5 +1,6 @@
 """`/exports`: usage and costs as files, streamed."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import datetime
@@ -17,7 +18,11 @@ from billing.filters import Filters
 from gateway.admin.access import needs
 from gateway.admin.moments import period
 from gateway.admin.writing import Admin
+from gateway.errors import ApiError
 
+AT_ONCE = 4
+"""Of one process: each has a connection to the database for as long as its reader takes."""
+RUNNING = asyncio.Semaphore(AT_ONCE)
 MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 
@@ -72,6 +77,9 @@ async def _file(
 async def _pieces(
     admin: Admin, export: Callable[[AsyncConnection], AsyncIterator[bytes]]
 ) -> AsyncGenerator[bytes, None]:
-    async with admin.snapshot() as conn:
+    if RUNNING.locked():
+        text = f"{AT_ONCE} exports are being read from this gateway. Try again when one has ended."
+        raise ApiError(429, "too_many_exports", text, headers={"retry-after": "10"})
+    async with RUNNING, admin.snapshot() as conn:
         async for piece in export(conn):
             yield piece

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from billing.copying import copy
 from billing.ids import smallest_id
 from billing.records import OperationRecord
+from gateway.admin import exports
 from tests.billing.samples import an_attempt, an_operation
 from tests.gateway.administering import House, a_house
 
@@ -121,6 +122,20 @@ async def test_each_sees_the_usage_that_is_theirs(house: House, who: str, billed
         focus = await client.get("/exports/focus", params=period | {"format": "csv"})
         assert focus.headers["content-disposition"] == 'attachment; filename="focus-billed.csv"'
         assert len(focus.text.splitlines()) > 1
+
+
+async def test_slow_readers_of_exports_leave_the_database_to_others(house: House) -> None:
+    period = await spent(house)
+    async with house.client("reader") as client:
+        for _ in range(exports.AT_ONCE):
+            await exports.RUNNING.acquire()
+        refused = await client.get("/exports/usage", params=period)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "10"
+        exports.RUNNING.release()
+        for _ in range(2):
+            assert (await client.get("/exports/focus", params=period)).status_code == 200, "each ends with its reader"
+        for _ in range(exports.AT_ONCE - 1):
+            exports.RUNNING.release()
 
 
 async def test_a_report_that_makes_no_sense_is_refused_before_it_begins(house: House) -> None:
