@@ -102,9 +102,13 @@ async def touched(engine: AsyncEngine) -> dict[str, tuple[int, int, int]]:
         FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
         WHERE c.relkind = 'r' AND c.relname ~ '^(operation|attempt)_[0-9d]'
     """)
-    await engine.dispose()  # what a connection did is counted at the latest when it is closed
-    await asyncio.sleep(0.5)
-    async with engine.connect() as conn:
+    others = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+    await engine.dispose()  # what a connection did is counted, at the latest, before the server has closed it
+    async with engine.connect() as conn, asyncio.timeout(30):
+        while (await conn.execute(others)).first() is not None:
+            await conn.rollback()  # each transaction looks once
+            await asyncio.sleep(0.05)
+        await conn.rollback()
         return {row[0]: (row[1], row[2], row[3]) for row in await conn.execute(query)}
 
 
