@@ -65,6 +65,7 @@ class _Waiting(NamedTuple):
     line: bytes
     record: OperationRecord
     """As it will be read from the line."""
+    slot: Slot | None
     written: asyncio.Future[None]
 
 
@@ -126,12 +127,14 @@ class Spool:
         except OSError as error:
             _raise(error, self.folder)
 
-    async def append(self, record: OperationRecord) -> None:
+    async def append(self, record: OperationRecord, slot: Slot | None = None) -> None:
         """Return once `record` is on disk. A caller that is cancelled while it waits leaves the record to be written.
+
+        `slot`: of the stream whose row it is; it ends then.
 
         Raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then lost.
         """
-        waiting = _Waiting(*written(record), asyncio.get_running_loop().create_future())
+        waiting = _Waiting(*written(record), slot, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if not self._is_writing:
             self._is_writing = True
@@ -186,7 +189,9 @@ class Spool:
     def _wrote(self, batch: list[_Waiting], failure: Exception | None) -> None:
         if isinstance(failure, OSError):
             failure = _named(failure, self.folder)
-        for _, _, waiter in batch:
+        for _, _, slot, waiter in batch:
+            if failure is None and slot is not None:
+                slot.end()
             if waiter.done():  # who waited has gone
                 continue
             if failure is None:
@@ -225,7 +230,7 @@ class Spool:
     def _write(self, batch: list[_Waiting]) -> None:
         if self._segment is None:
             self._open()
-        data = b"".join([line for line, _, _ in batch])
+        data = b"".join([waiting.line for waiting in batch])
         rest = memoryview(data)
         try:
             while rest:
@@ -241,7 +246,7 @@ class Spool:
             raise
         self._size += len(data)
         self.depth += len(batch)
-        self._records += [record for _, record, _ in batch]
+        self._records += [waiting.record for waiting in batch]
         if self._size >= SEGMENT_BYTES:
             self._seal()
 

@@ -305,7 +305,7 @@ class Pipeline:
                 record = operation.record(operation.priced, currency)
             self._metrics.observe(record)
             try:
-                await self._spool.append(record)
+                await self._spool.append(record, operation.slot)
             except Exception as error:  # SpoolError, or whatever it is: nothing may stay held
                 known = isinstance(error, SpoolError)
                 log.critical(
@@ -317,8 +317,6 @@ class Pipeline:
             except asyncio.CancelledError:  # it is written all the same
                 self._end_hold(operation, record.billed)
                 raise
-            if operation.slot is not None:
-                operation.slot.end()
             self._end_hold(operation, record.billed)
             return operation.priced
 

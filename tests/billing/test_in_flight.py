@@ -36,6 +36,24 @@ async def rows(engine: AsyncEngine) -> list[Any]:
         return list(await conn.execute(select(operation).order_by(operation.c.id)))
 
 
+async def test_who_does_not_wait_for_the_row_leaves_no_slot_behind(tmp_path: Path) -> None:
+    """As the gateway does when it ends a stream whose caller has left, just while its row is written."""
+    spool = Spool(tmp_path)
+    for waits in (True, False):
+        record = a_stream()
+        slot = spool.begin(record)
+        appending = asyncio.create_task(spool.append(record, slot))
+        await asyncio.sleep(0)
+        if waits:
+            await appending
+        else:
+            appending.cancel()
+    await spool.close()
+    again = Spool(tmp_path)
+    assert again.depth == 2, "a slot that was left would make a row of its own"
+    await again.close()
+
+
 async def test_a_stream_left_open_is_a_row_and_one_that_ended_is_its_own(engine: AsyncEngine, tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     left, ended, both = (a_stream() for _ in range(3))
