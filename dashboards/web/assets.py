@@ -8,8 +8,8 @@ from dashboards.web import plotly_js
 from dashboards.web.site import AnyRequest, static_path
 
 MEDIA_TYPES = {
-    "farthing.css": "text/css; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
+    "farthing.css": "text/css",
+    "charts.js": "text/javascript",
     "farthing.svg": "image/svg+xml",
 }
 FOR_EVER = "public, max-age=31536000, immutable"  # addresses carry a version
