@@ -1,8 +1,8 @@
 """`farthing budgets …`: how much a scope may spend in a window. Heavy imports wait, as in cli.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 from uuid import UUID
 
 import typer
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from billing.allowances import ScopeKind
     from billing.budgets import Budget
 
+    Names = Mapping[tuple[str, str], str]
+
 Which = Annotated[
     str, typer.Argument(help="Name of an org, team or user; id or prefix of a key; tag as name=value; model.")
 ]
@@ -24,7 +26,7 @@ Also = Annotated[
     typer.Option(
         "--and",
         metavar="SCOPE=WHICH",
-        help="Only calls that are in this one too, like model=large or tag=app=search; may be given more than once.",
+        help="Only calls that are in this one too, like model=gpt-5-mini or tag=app=search; repeatable.",
     ),
 ]
 
@@ -78,24 +80,28 @@ def set_(
         return charged_in
 
     charged_in = in_database(work, database_url, data_dir)
-    typer.echo(f"{scope_words(kind, which, also)}: {amount:f} {charged_in}, window {window}")
+    typer.echo(
+        f"{scope_words(kind, which, also)}: {amount:f} {charged_in}, window {window}"
+        f"{'' if time_zone == 'UTC' else f' in {time_zone}'}{', only counted' if soft else ''}"
+    )
 
 
 @app.command("list")
 def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
-    """List all budgets with what their current windows hold."""
+    """List all budgets; of their current windows, what calls have cost (settled) and what gateways hold (leased)."""
 
-    async def work(connection: "AsyncConnection") -> "list[Budget]":
+    async def work(connection: "AsyncConnection") -> "tuple[list[Budget], Names]":
         from billing.budgets import list_budgets
+        from gateway.scope_names import scope_names
 
-        return await list_budgets(connection)
+        budgets = await list_budgets(connection)
+        return budgets, await scope_names(connection, scopes_of(budgets))
 
+    budgets, names = in_database(work, database_url, data_dir)
     rows = [
         {
             "id": budget.id,
-            "scope": budget.scope_kind,
-            "scope_id": budget.scope_id,
-            "also": also_words(budget.also),
+            **scope_columns(budget, names, as_json),
             "window": budget.window,
             "hard": budget.hard,
             "currency": budget.currency,
@@ -105,7 +111,7 @@ def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: Dat
             "leased": budget.leased,
             "resets_at": budget.resets_at,
         }
-        for budget in in_database(work, database_url, data_dir)
+        for budget in budgets
     ]
     show(rows, as_json)
 
@@ -153,9 +159,32 @@ def scope_words(kind: str, which: str, also: Sequence[str] | None) -> str:
     return " and ".join([f"{kind} {which}", *(" ".join(pair.split("=", 1)) for pair in also or ())])
 
 
-def also_words(also: "Mapping[ScopeKind, str]") -> str | None:
-    """Further scopes in one column of a table."""
-    return ", ".join(f"{kind} {identifier}" for kind, identifier in also.items()) or None
+class Scoped(Protocol):
+    """A budget, limit or wallet."""
+
+    @property
+    def scope_kind(self) -> str: ...
+    @property
+    def scope_id(self) -> str: ...
+    @property
+    def also(self) -> "Mapping[ScopeKind, str]": ...
+
+
+def scopes_of(things: Iterable[Scoped]) -> Iterable[tuple[str, str]]:
+    """All (kind, id) that they hang on."""
+    for thing in things:
+        yield thing.scope_kind, thing.scope_id
+        yield from thing.also.items()
+
+
+def scope_columns(thing: Scoped, names: "Names", as_json: bool) -> dict[str, str | None]:
+    """What it hangs on, as the columns of a table: ids for scripts, names for people."""
+    name = names.get((thing.scope_kind, thing.scope_id), thing.scope_id)
+    if as_json:
+        also = ", ".join(f"{kind} {identifier}" for kind, identifier in thing.also.items()) or None
+        return {"scope": thing.scope_kind, "scope_id": thing.scope_id, "name": name, "also": also}
+    also = ", ".join(f"{kind} {names.get((kind, each), each)}" for kind, each in thing.also.items()) or None
+    return {"scope": f"{thing.scope_kind} {name}", "also": also}
 
 
 async def further_scopes(connection: "AsyncConnection", also: Sequence[str] | None, org: str) -> "dict[ScopeKind, str]":
@@ -164,7 +193,7 @@ async def further_scopes(connection: "AsyncConnection", also: Sequence[str] | No
     for pair in also or ():
         kind, equals, which = pair.partition("=")
         if not (equals and which):
-            fail(f"{pair!r} is no further scope; write it like model=large or tag=app=search")
+            fail(f"{pair!r} is no further scope; write it like model=gpt-5-mini or tag=app=search")
         if kind in found:
             fail(f"{kind} is there twice; a call has to be in all scopes, which are of different kinds")
         found[kind] = await scope_id(connection, kind, which, org)  # type: ignore[index]  # scope_id knows all kinds
@@ -175,6 +204,8 @@ async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: st
     """The id that a scope is stored under. What is set on somebody who does not exist would never apply: ends here."""
     from billing import people
 
+    if kind == "model":
+        _refuse_roles(which)
     if kind in ("model", "tag"):
         return which
     if kind == "key":
@@ -183,10 +214,18 @@ async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: st
         fail(f"{kind!r} is not a scope; use org, team, user, key, tag or model")
     org_id = await people.find_org(connection, which if kind == "org" else org)
     if org_id is None:
-        fail(f"there is no organisation {which if kind == 'org' else org!r}")
+        fail(f"there is no organisation {which if kind == 'org' else org!r}; `farthing orgs list` shows all")
     if kind == "org":
         return str(org_id)
     member = await (people.find_team if kind == "team" else people.find_user)(connection, org_id, which)
     if member is None:
-        fail(f"there is no {kind} {which!r} in the organisation {org!r}")
+        fail(f"there is no {kind} {which!r} in the organisation {org!r} (--org); `farthing {kind}s list` shows all")
     return str(member)
+
+
+def _refuse_roles(model: str) -> None:
+    """A call is counted under the model that answers it, never under `auto`, `small` or `large`."""
+    from gateway.settings import ROLES
+
+    if model in ("auto", *ROLES):
+        fail(f"{model!r} only says who shall answer; name the model itself, as `farthing.toml` does")

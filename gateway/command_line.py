@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -57,6 +58,8 @@ def in_database(
 
     What it changes is noted in the audit log as this user's doing.
     """
+    from sqlalchemy.exc import ProgrammingError
+
     from billing.audit import act_as
     from gateway.connect import DatabaseUnavailableError, transaction
 
@@ -71,8 +74,16 @@ def in_database(
         return asyncio.run(run())
     except DatabaseUnavailableError as error:
         fail(f"{error}. Is `farthing up` running?" if database_url is None else str(error))
+    except ProgrammingError as error:
+        if getattr(error.orig, "sqlstate", None) not in _OTHER_SCHEMA:
+            raise
+        fail("the schema in the database is of another version; `farthing migrate` or a new `farthing up` updates it")
     except ValueError as error:  # how billing refuses a bad name, window or amount
         fail(str(error))
+
+
+_OTHER_SCHEMA = ("42703", "42P01")
+"""SQLSTATE of a column or a table that is not there."""
 
 
 def _os_user() -> str:
@@ -109,4 +120,6 @@ _NUMBER = re.compile(r"(-?[\d,]+(\.\d+)?%?|unknown)?")
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, Decimal):
+        return f"{value:f}"  # never 1E-9
     return value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)

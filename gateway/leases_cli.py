@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show
+from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -53,6 +53,8 @@ def free(
 ) -> None:
     """Free what a gateway that is gone for good has leased. Only when its spool can no longer be read."""
     if not yes:
+        if replica not in in_database(_replicas, database_url, data_dir):
+            fail(f"{replica!r} has no lease; `farthing leases list` shows who has")
         typer.echo(WARNING.format(replica=replica))
         typer.confirm("Is its spool lost, and shall its leases be freed?", abort=True)
 
@@ -63,3 +65,9 @@ def free(
 
     freed = in_database(work, database_url, data_dir)
     typer.echo(f"freed {freed} lease{'' if freed == 1 else 's'} of {replica}")
+
+
+async def _replicas(connection: "AsyncConnection") -> set[str]:
+    from billing.lost_replicas import list_leases
+
+    return {found.replica for found in await list_leases(connection)}

@@ -5,13 +5,14 @@ from uuid import UUID
 
 import typer
 
-from gateway.budgets_cli import Also, Org, Which, also_words, further_scopes, scope_id, scope_words
+from gateway.budgets_cli import Also, Org, Which, further_scopes, scope_columns, scope_id, scope_words, scopes_of
 from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from billing.limits import Limit
+    from gateway.budgets_cli import Names
 
 app = typer.Typer(help="Set, list and remove rate limits.", no_args_is_help=True)
 
@@ -58,22 +59,24 @@ def set_(
 def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """List all limits with what is taken of them in this minute, or now."""
 
-    async def work(connection: "AsyncConnection") -> "list[Limit]":
+    async def work(connection: "AsyncConnection") -> "tuple[list[Limit], Names]":
         from billing.limits import list_limits
+        from gateway.scope_names import scope_names
 
-        return await list_limits(connection)
+        limits = await list_limits(connection)
+        return limits, await scope_names(connection, scopes_of(limits))
+
+    limits, names = in_database(work, database_url, data_dir)
 
     rows = [
         {
             "id": limit.id,
-            "scope": limit.scope_kind,
-            "scope_id": limit.scope_id,
-            "also": also_words(limit.also),
+            **scope_columns(limit, names, as_json),
             "kind": limit.kind,
             "limit": limit.limit,
             "leased": limit.leased,
         }
-        for limit in in_database(work, database_url, data_dir)
+        for limit in limits
     ]
     show(rows, as_json)
 

@@ -116,6 +116,9 @@ Rows = Iterator[tuple[int, Mapping[str, Any]]]
 def _csv(text: str) -> Rows:
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
+        for name in reader.fieldnames or ():
+            if name not in COLUMNS:
+                raise _SyntaxError(1, _no_column(name))
         for row in reader:
             if None in row:
                 count = len(reader.fieldnames or ())
@@ -175,9 +178,7 @@ _READERS: Mapping[str, Callable[[str], Rows]] = {".csv": _csv, ".toml": _toml, "
 def _row(line: int, fields: Mapping[str, Any], currency: str) -> Row:
     for name in fields:
         if name not in COLUMNS:
-            near = difflib.get_close_matches(name, COLUMNS, 1)
-            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(COLUMNS)}"
-            raise ValueError(f"there is no column {name!r}; {advice}")
+            raise ValueError(_no_column(name))
     scopes = [(kind, _text(kind, fields[kind])) for kind in SCOPES if kind in fields]
     if "team" in fields and "org" in fields:  # the org says where the team is
         scopes = [("team", f"{fields['org']}/{fields['team']}")]
@@ -195,6 +196,13 @@ def _row(line: int, fields: Mapping[str, Any], currency: str) -> Row:
     terms = terms_of_row(words, amounts, scopes[0] if scopes else None, currency)
     at = moment(fields["effective_at"]) if "effective_at" in fields else None
     return Row(line, Entry(terms=terms, effective_at=at), scopes[0] if scopes else None)
+
+
+def _no_column(name: str) -> str:
+    near = difflib.get_close_matches(name, COLUMNS, 1)
+    return f"there is no column {name!r}; " + (
+        f"did you mean {near[0]}?" if near else f"there are {', '.join(COLUMNS)}"
+    )
 
 
 def terms_of_row(

@@ -41,23 +41,29 @@ def list_(
 ) -> None:
     """List the prices in force and those to come."""
 
-    async def work(connection: "AsyncConnection") -> "tuple[list[Price], set[UUID]]":
+    async def work(connection: "AsyncConnection") -> "tuple[list[Price], set[UUID], dict[tuple[str, str], str]]":
         from billing.prices import PriceBook, load_all
+        from gateway.scope_names import scope_names
 
         versions = await load_all(connection)
         book = PriceBook(versions)
         in_force = {price.id for price in book.in_force()}
         if not all_:
             versions = [price for price in versions if price.id in in_force or price.effective_at > book.now]
-        return versions, in_force
+        names = await scope_names(connection, [(price.scope_kind, price.scope_id) for price in versions])
+        return versions, in_force, names
 
-    versions, in_force = in_database(work, database_url, data_dir)
+    versions, in_force, names = in_database(work, database_url, data_dir)
     now = datetime.now(UTC)
     rows = []
     for price in sorted(versions, key=lambda p: (p.book, p.model, p.upstream, p.scope_kind, p.tier, p.effective_at)):
         if model in (None, price.model):
             state = "in force" if price.id in in_force else "to come" if price.effective_at > now else "past"
-            rows.append(_terms_row(price) | {"effective_at": price.effective_at, "state": state, "id": price.id})
+            row = _terms_row(price)
+            if not as_json:
+                scope = row.pop("scope_kind"), row.pop("scope_id")
+                row["for"] = f"{scope[0]} {names.get(scope, scope[1])}".strip()
+            rows.append(row | {"effective_at": price.effective_at, "state": state, "id": price.id})
     show(rows if as_json else _without_empty(rows), as_json)
 
 
@@ -111,7 +117,8 @@ def set_(
     factor: Annotated[str | None, typer.Option(help="Of an override: times the list price. 0.8 is 20 % off.")] = None,
     end: Annotated[bool, typer.Option("--end", help="The price ends; an override gives way to the next one.")] = False,
     effective: Annotated[
-        str | None, typer.Option(help="From then on, in the future or the past. Default: now.")
+        str | None,
+        typer.Option(help="From this day (UTC) or moment on, like 2026-12-01, to come or past. Default: now."),
     ] = None,
     corrects: Annotated[UUID | None, typer.Option(help="Take the place of this version, from its moment on.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
@@ -140,6 +147,8 @@ def set_(
     if bool(given) == end:
         fail("give at least one part of the price, or --end")
     scope = _scope(org, team, key)
+    if factor is not None and scope is None and corrects is None:
+        fail("a factor is for an override: say whose, with --org, --team or --key")
     if corrects is not None and (model or upstream or tier or scope or effective):
         fail("--corrects says which price and from when on; leave out the model and the other options for that")
 
@@ -215,7 +224,10 @@ def check(
         return findings(settings, await load_book(connection), Decimal(str(above)))
 
     rows = in_database(work, database_url, data_dir)
-    show(rows, as_json)
+    if rows or as_json:
+        show(rows, as_json)
+    else:
+        typer.echo(f"nothing to say: every model of {config} has all its prices, and none is unlike the public one")
 
 
 async def _take(connection: "AsyncConnection", file: Path, dry_run: bool) -> "list[Change]":
@@ -275,7 +287,7 @@ async def _scope_id(connection: "AsyncConnection", kind: str, which: str) -> str
     org_name, _, team_name = which.rpartition("/") if kind == "team" else (which, "", "")
     org_id = await people.find_org(connection, org_name or "default")
     if org_id is None:
-        raise ValueError(f"there is no organisation {org_name or 'default'!r}")
+        raise ValueError(f"there is no organisation {org_name or 'default'!r}; `farthing orgs list` shows all")
     if kind == "org":
         return str(org_id)
     team_id = await people.find_team(connection, org_id, team_name)

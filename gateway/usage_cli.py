@@ -65,16 +65,18 @@ def usage(
     dimensions = [each.strip() for each in by.split(",") if each.strip()]
     wanted = Wanted(org, team, user, key, model, tag)
 
-    async def work(connection: "AsyncConnection") -> "list[UsageRow]":
+    async def work(connection: "AsyncConnection") -> "tuple[list[UsageRow], dict[tuple[str, str], str]]":
         from billing.breakdown import usage_by
+        from gateway.scope_names import scope_names
 
-        return await usage_by(connection, dimensions, start, end, await filters(connection, wanted), time_zone)
+        rows = await usage_by(connection, dimensions, start, end, await filters(connection, wanted), time_zone)
+        return rows, await scope_names(connection, _namesakes(rows))
 
-    rows = in_database(work, database_url, data_dir)
+    rows, names = in_database(work, database_url, data_dir)
     if as_json:
         show([_full(row) for row in rows], as_json)
     else:
-        show(list(_table(rows, dimensions)), as_json)
+        show(list(_table(rows, dimensions, names)), as_json)
 
 
 @app.command()
@@ -151,7 +153,19 @@ def _full(row: "UsageRow") -> dict[str, Any]:
     }
 
 
-def _table(rows: "Sequence[UsageRow]", dimensions: Sequence[str]) -> Iterable[dict[str, Any]]:
+def _namesakes(rows: "Sequence[UsageRow]") -> Iterable[tuple[str, str]]:
+    """(dimension, id) of those that share their name with another, like users of two organisations."""
+    seen: dict[tuple[str, str | None], set[str]] = {}
+    for row in rows:
+        for dimension, identifier in row.ids.items():
+            if identifier is not None:
+                seen.setdefault((dimension, row.by[dimension]), set()).add(identifier)
+    return [(dimension, each) for (dimension, _), ids in seen.items() if len(ids) > 1 for each in ids]
+
+
+def _table(
+    rows: "Sequence[UsageRow]", dimensions: Sequence[str], names: dict[tuple[str, str], str]
+) -> Iterable[dict[str, Any]]:
     """With a total for each currency; columns that say nothing in any row are left out."""
     optional = {
         "failed": any(row.failed for row in rows),
@@ -160,7 +174,10 @@ def _table(rows: "Sequence[UsageRow]", dimensions: Sequence[str]) -> Iterable[di
         "cost_unknown": any(row.cost_unknown for row in rows),
     }
     for row in rows:
-        yield _shown(row, {name: row.by[name] or f"(no {name})" for name in dimensions}, optional)
+        labels = {
+            name: names.get((name, row.ids.get(name) or ""), row.by[name] or f"(no {name})") for name in dimensions
+        }
+        yield _shown(row, labels, optional)
     for currency in dict.fromkeys(row.currency for row in rows):
         same = [row for row in rows if row.currency == currency]
         if len(same) > 1:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Last = Annotated[
     str | None,
-    typer.Option(metavar="30d", help="Days (30d: today and the 29 before), weeks (4w) or hours (6h) until now."),
+    typer.Option(
+        metavar="30d", help="Days (30d: today and the 29 before), weeks (4w) or hours (6h) until now. Default: 30d."
+    ),
 ]
 From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="First day, like 2026-11-01.")]
 To = Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day, included. Default: until now.")]
@@ -88,18 +90,18 @@ async def filters(connection: "AsyncConnection", wanted: Wanted) -> "Filters":
     if wanted.org is not None:
         org_id = await people.find_org(connection, wanted.org)
         if org_id is None:
-            raise ValueError(f"there is no organisation {wanted.org!r}")
+            raise ValueError(f"there is no organisation {wanted.org!r}; `farthing orgs list` shows all")
     for kind, name in (("team", wanted.team), ("user", wanted.user)):
         if name is not None and org_id is None:
             raise ValueError(f"--{kind} needs --org: two organisations may have a {kind} of the same name")
     if wanted.team is not None and org_id is not None:
         team_id = await people.find_team(connection, org_id, wanted.team)
         if team_id is None:
-            raise ValueError(f"there is no team {wanted.team!r} in {wanted.org!r}")
+            raise ValueError(f"there is no team {wanted.team!r} in {wanted.org!r}; `farthing teams list` shows all")
     if wanted.user is not None and org_id is not None:
         user_id = await people.find_user(connection, org_id, wanted.user)
         if user_id is None:
-            raise ValueError(f"there is no user {wanted.user!r} in {wanted.org!r}")
+            raise ValueError(f"there is no user {wanted.user!r} in {wanted.org!r}; `farthing users list` shows all")
     if wanted.key is not None:
         key_id = (await people.get_key(connection, wanted.key)).key_id
     tag = None

@@ -10,12 +10,13 @@ from gateway.budgets_cli import (
     Also,
     Org,
     Which,
-    also_words,
     billed_in,
     decimal,
     further_scopes,
+    scope_columns,
     scope_id,
     scope_words,
+    scopes_of,
 )
 from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from billing.wallets import Wallet, WalletEntry
+    from gateway.budgets_cli import Names
 
 WalletId = Annotated[UUID, typer.Argument(metavar="ID", help="The id that `farthing wallets list` shows.")]
 Note = Annotated[str | None, typer.Option(help="Why, for its account.")]
@@ -164,27 +166,29 @@ def show_(
 ) -> None:
     """Show one wallet."""
 
-    async def work(connection: "AsyncConnection") -> "Wallet | None":
+    async def work(connection: "AsyncConnection") -> "tuple[list[Wallet], Names]":
         from billing.wallets import get_wallet
 
-        return await get_wallet(connection, wallet_id)
+        wallet = await get_wallet(connection, wallet_id)
+        return await _named(connection, [] if wallet is None else [wallet])
 
-    wallet = in_database(work, database_url, data_dir)
-    if wallet is None:
+    wallets, names = in_database(work, database_url, data_dir)
+    if not wallets:
         fail(f"there is no wallet {wallet_id}; `farthing wallets list` shows all")
-    show([_row(wallet)], as_json)
+    show([_row(wallet, names, as_json) for wallet in wallets], as_json)
 
 
 @app.command("list")
 def list_(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """List all wallets: balance, what gateways hold of it for calls, what is available."""
 
-    async def work(connection: "AsyncConnection") -> "list[Wallet]":
+    async def work(connection: "AsyncConnection") -> "tuple[list[Wallet], Names]":
         from billing.wallets import list_wallets
 
-        return await list_wallets(connection)
+        return await _named(connection, await list_wallets(connection))
 
-    show([_row(wallet) for wallet in in_database(work, database_url, data_dir)], as_json)
+    wallets, names = in_database(work, database_url, data_dir)
+    show([_row(wallet, names, as_json) for wallet in wallets], as_json)
 
 
 @app.command()
@@ -195,7 +199,10 @@ def entries(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """List a wallet's entries: what was paid in, charged, refunded, corrected, and what expired."""
+    """List a wallet's entries: what was paid in, charged, refunded, corrected, and what expired.
+
+    `uncollected` is what calls were charged above what the wallet had; nobody pays that.
+    """
 
     async def work(connection: "AsyncConnection") -> "list[WalletEntry] | None":
         from billing import wallets
@@ -222,12 +229,16 @@ def entries(
     show(rows, as_json)
 
 
-def _row(wallet: "Wallet") -> dict[str, Any]:
+async def _named(connection: "AsyncConnection", wallets: "list[Wallet]") -> "tuple[list[Wallet], Names]":
+    from gateway.scope_names import scope_names
+
+    return wallets, await scope_names(connection, scopes_of(wallets))
+
+
+def _row(wallet: "Wallet", names: "Names", as_json: bool) -> dict[str, Any]:
     return {
         "id": wallet.id,
-        "scope": wallet.scope_kind,
-        "scope_id": wallet.scope_id,
-        "also": also_words(wallet.also),
+        **scope_columns(wallet, names, as_json),
         "currency": wallet.currency,
         "balance": wallet.balance,
         "held": wallet.held,

@@ -234,12 +234,12 @@ class TestAdministration:
             (["org", "nobody", "1"], "there is no organisation 'nobody'"),
             (["planet", "earth", "1"], "is not a scope"),
             (["tag", "search", "1"], "'search' is not a tag; write it as name=value"),
-            (["model", "small", "much"], "'much' is not an amount"),
-            (["model", "small", "NaN"], "limit"),
-            (["model", "small", "1e400"], "must be below 1000000000000000"),
-            (["model", "small", "1e-400"], "18 decimals at most"),
-            (["model", "small", "1", "--window", "year"], "'year' is not a window"),
-            (["model", "small", "1", "--time-zone", "Mars"], "Mars"),
+            (["model", "m", "much"], "'much' is not an amount"),
+            (["model", "m", "NaN"], "limit"),
+            (["model", "m", "1e400"], "must be below 1000000000000000"),
+            (["model", "m", "1e-400"], "18 decimals at most"),
+            (["model", "m", "1", "--window", "year"], "'year' is not a window"),
+            (["model", "m", "1", "--time-zone", "Mars"], "Mars"),
         ],
     )
     async def test_a_budget_that_could_not_apply_is_refused(

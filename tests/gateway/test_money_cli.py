@@ -29,17 +29,18 @@ async def run(database_url: str) -> Any:
 
 async def test_budgets_of_several_scopes_and_rollover(run: Any) -> None:
     made = await run(
-        *("budgets", "set", "model", "large", "50", "--and", "tag=app=search"), "--rollover", "--rollover-cap", "20"
+        *("budgets", "set", "model", "big", "50", "--and", "tag=app=search"), "--rollover", "--rollover-cap", "20"
     )
-    assert made == "model large and tag app=search: 50 USD, window month\n"
+    assert made == "model big and tag app=search: 50 USD, window month\n"
     (row,) = json.loads(await run("budgets", "list", "--json"))
-    assert (row["scope"], row["scope_id"], row["also"]) == ("tag", "app=search", "model large")
+    assert (row["scope"], row["scope_id"], row["also"]) == ("tag", "app=search", "model big")
     assert row["rolled_over"] == "0"
-    await run("limits", "set", "model", "large", "--and", "tag=app=search", "--requests", "5")
+    await run("limits", "set", "model", "big", "--and", "tag=app=search", "--requests", "5")
     (limit,) = json.loads(await run("limits", "list", "--json"))
-    assert limit["also"] == "model large"
+    assert limit["also"] == "model big"
     for arguments, sentence in [
-        (("--and", "model"), "'model' is no further scope; write it like model=large"),
+        (("--and", "model=large"), "'large' only says who shall answer; name the model itself"),
+        (("--and", "model"), "'model' is no further scope; write it like model=gpt-5-mini"),
         (("--and", "tag=a=b", "--and", "tag=c=d"), "tag is there twice"),
         (("--and", "team=nobody"), "there is no organisation 'default'"),
         (("--rollover-cap", "5"), "set the rollover too"),
@@ -49,9 +50,9 @@ async def test_budgets_of_several_scopes_and_rollover(run: Any) -> None:
 
 
 async def test_a_wallet(run: Any) -> None:
-    made = await run("wallets", "create", "tag", "app=search", "--and", "model=large")
+    made = await run("wallets", "create", "tag", "app=search", "--and", "model=big")
     wallet = made.split()[made.split().index("wallet") + 1].rstrip(",")
-    assert made.startswith("tag app=search and model large: wallet ") and "empty" in made
+    assert made.startswith("tag app=search and model big: wallet ") and "empty" in made
     said = await run("wallets", "top-up", wallet, "12.50", "--expires", "2100-01-01", "--note", "invoice 7")
     assert said == "balance 12.50 USD, of which 12.50 is available\n"
     await run("wallets", "refund", wallet, "1")
@@ -67,7 +68,7 @@ async def test_a_wallet(run: Any) -> None:
     ]
     assert entries[2]["note"] == "invoice 7" and entries[2]["actor"].startswith("shell:")
     assert "has a wallet; top that one up" in await run(
-        "wallets", "create", "model", "large", "--and", "tag=app=search", fails=True
+        "wallets", "create", "model", "big", "--and", "tag=app=search", fails=True
     )
     assert "cannot be taken: 11.50 is available" in await run(
         "wallets", "adjust", wallet, "-12", "--note", "x", fails=True
@@ -79,7 +80,7 @@ async def test_a_wallet(run: Any) -> None:
     (row,) = json.loads(await run("wallets", "list", "--json"))
     assert row["balance"] == "0.00" and row["closed_at"]
     assert "opens it again" in await run("wallets", "top-up", wallet, "1", fails=True)
-    again = await run("wallets", "create", "model", "large", "--and", "tag=app=search")
+    again = await run("wallets", "create", "model", "big", "--and", "tag=app=search")
     assert wallet in again
 
 
@@ -94,6 +95,33 @@ async def test_the_leases_of_a_lost_gateway(run: Any, engine: AsyncEngine) -> No
     assert "it lives, and gives back" in await run("leases", "free", "lost.1", "--yes", fails=True)
     async with engine.begin() as connection:
         await connection.execute(text("UPDATE replica SET renewed_at = now() - interval '1 hour'"))
+    assert "'lost.2' has no lease" in await run("leases", "free", "lost.2", fails=True)
     assert "Aborted" in await run("leases", "free", "lost.1", fails=True)  # nobody there to say yes
     assert await run("leases", "free", "lost.1", "--yes") == "freed 1 lease of lost.1\n"
     assert await run("leases", "list") == "none\n"
+
+
+async def test_a_schema_of_another_version(run: Any, engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text("ALTER TABLE budget RENAME COLUMN also TO older"))
+    assert "`farthing migrate` or a new `farthing up`" in await run("budgets", "list", fails=True)
+
+
+async def test_people_see_names_in_place_of_ids(run: Any) -> None:
+    await run("orgs", "create", "acme")
+    await run("teams", "create", "search", "--org", "acme")
+    await run("keys", "create", "editor", "--user", "ada")
+    await run("budgets", "set", "team", "search", "5", "--org", "acme", "--and", "model=m")
+    await run("limits", "set", "user", "ada", "--requests", "5")
+    await run("wallets", "create", "org", "acme")
+    await run("prices", "set", "--org", "acme", "--factor", "0.8")
+    (team,) = json.loads(await run("teams", "list", "--json"))
+    (row,) = json.loads(await run("budgets", "list", "--json"))
+    assert (row["scope"], row["scope_id"], row["name"]) == ("team", team["id"], "acme/search")
+    for listed, words in (
+        ("budgets", "team acme/search │ model m"),
+        ("limits", "│ user ada "),
+        ("wallets", "│ org acme "),
+        ("prices", "│ org acme "),
+    ):
+        assert words in await run(listed, "list")

@@ -104,7 +104,7 @@ def test_every_row_with_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("p.csv", "modle,input_fresh\nsmall,1", "2: there is no column 'modle'; did you mean model?"),
+        ("p.csv", "modle,input_fresh\nsmall,1", "1: there is no column 'modle'; did you mean model?"),
         ("p.csv", "model,input_fresh\nsmall,1,2", "2: it has more cells than the header's 2"),
         ("p.csv", "", "1: there is no price in it"),
         ("p.csv", "model,tier,input_fresh\nsmall,fast,1", "2: Invalid enum value 'fast' - at `$.tier`"),
