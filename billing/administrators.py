@@ -73,7 +73,9 @@ async def create_administrator(
     if role not in get_args(Role):
         raise ValueError(f"{role!r} is not a role; use one of {', '.join(get_args(Role))}")
     if (role == "member") != (user_id is not None):
-        raise ValueError("a member is one user of an organisation, and no other role is: give a user to members only")
+        raise ValueError(
+            "a member is one user of one organisation: say which (--org and --user); no other role takes a user"
+        )
     if user_id is not None:
         query = select(app_user.c.org_id).where(app_user.c.id == user_id)
         found = (await conn.execute(query)).scalar_one_or_none()

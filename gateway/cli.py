@@ -48,13 +48,9 @@ app.add_typer(people_cli.users, name="users")
 app.add_typer(admins_cli.app, name="admins")
 app.add_typer(audit_cli.app, name="audit")
 app.add_typer(prices_cli.app, name="prices")
-app.command()(margins_cli.margins)
-app.command()(margins_cli.devices)
 app.add_typer(usage_cli.app, name="usage")
 app.add_typer(exports_cli.app, name="export")
 app.add_typer(invoices_cli.app, name="invoices")
-app.command()(reconcile_cli.reconcile)
-app.command()(check_cli.check)
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
@@ -139,6 +135,12 @@ def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Bring the database schema up to date."""
     os.environ["FARTHING_DATABASE_URL"] = find_database(database_url, data_dir).render_as_string(hide_password=False)
     run_module("migrations")
+
+
+app.command()(check_cli.check)
+app.command()(margins_cli.margins)
+app.command()(margins_cli.devices)
+app.command()(reconcile_cli.reconcile)
 
 
 def run_module(module: str, *arguments: str) -> NoReturn:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Org = Annotated[str, typer.Option(help="Which organisation.")]
 Which = Annotated[str, typer.Argument(metavar="INVOICE", help="Its number, as `farthing invoices list` shows it.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: invoice-NUMBER in this folder.")
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help="Default: invoice-NUMBER.pdf (or .csv) in this folder."),
 ]
 
 app = typer.Typer(help="Issue, list, print and void monthly invoices.", no_args_is_help=True)

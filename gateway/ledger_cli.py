@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show
+from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,7 +18,10 @@ app = typer.Typer(help="What the ledger stores, and for how long.", no_args_is_h
 
 @app.command()
 def size(as_json: Json = False, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
-    """Show the partitions with what they take on the disk, oldest first."""
+    """Show the partitions with what they take on the disk, oldest first.
+
+    Rows are what PostgreSQL last estimated; empty where it has not yet.
+    """
 
     async def work(connection: "AsyncConnection") -> "list[Stored]":
         from billing.storage import stored
@@ -37,7 +40,9 @@ def retention(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Show what would be dropped if [retention] in the configuration said so. Nothing is dropped by this."""
+    """Show what would be dropped if the configuration's section retention said so. Nothing is dropped by this."""
+    if operations is None and payloads is None and rollups is None:
+        fail("say for how many days: --operations, --payloads or --rollups; without a value all is kept")
 
     async def work(connection: "AsyncConnection") -> "list[Stored]":
         from billing.retention import Keep, expired

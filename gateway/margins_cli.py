@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.amounts import money
 from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show
 from gateway.usage_options import From, Last, TimeZone, To, period
 
@@ -30,7 +31,12 @@ def devices(
         return await device_hours(connection, start, end)
 
     hours = in_database(work, database_url, data_dir)
-    show([{name: getattr(hour, name) for name in hour.__struct_fields__} for hour in hours], as_json)
+    rows = [{name: getattr(hour, name) for name in hour.__struct_fields__} for hour in hours]
+    if not as_json:
+        for row in rows:
+            row |= {name: f"{row[name]:,.1f}" for name in ("wall_seconds", "busy_seconds", "idle_seconds")}
+            row |= {name: money(row[name]) for name in ("busy_cost", "idle_cost")}
+    show(rows, as_json)
 
 
 def margins(
@@ -55,9 +61,9 @@ def margins(
         return await read(connection, start, end, by, spread_idle=spread_idle)
 
     found = in_database(work, database_url, data_dir)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
-            by: line.name,
+            by: line.name or (None if as_json else f"(no {by})"),
             "currency": line.currency,
             "attempts": line.attempts,
             "billed": line.billed,
@@ -83,4 +89,7 @@ def margins(
         }
         for line in found.idle
     ]
+    if not as_json:
+        for row in rows:
+            row |= {name: money(row[name]) for name in ("billed", "cost", "idle_cost", "margin")}
     show(rows, as_json)

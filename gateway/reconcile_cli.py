@@ -46,8 +46,10 @@ def reconcile(
         text = bill.read_text(encoding="utf-8-sig")
     except InvalidOperation:
         fail(f"{tolerance!r} is no share; write it like 0.005")
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read {bill}: {error}")
+    except OSError as error:
+        fail(f"cannot read {bill}: {error.strerror}")
+    except UnicodeDecodeError:
+        fail(f"cannot read {bill}: it is not UTF-8 text")
     named = _pairs(columns.split(",") if columns else [], "--columns")
     renamed = _pairs(rename or [], "--rename")
 

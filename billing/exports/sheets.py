@@ -87,7 +87,7 @@ async def _parquet(
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise ValueError("Parquet needs pyarrow: install farthing[parquet], or export as CSV") from None
+        raise ValueError("Parquet needs pyarrow: `pip install pyarrow` beside Farthing, or export as CSV") from None
     kinds = {
         "text": pa.string(),
         "integer": pa.int64(),

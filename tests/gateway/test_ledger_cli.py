@@ -36,6 +36,8 @@ async def test_partitions_are_listed_and_what_would_go_is_told(run: Any, databas
     assert [row["partition"] for row in gone] == oldest
     assert run("ledger", "retention", "--operations", "20").stdout == "none\n"
     assert [row["partition"] for row in json.loads(run("ledger", "size", "--json").stdout)] == names
+    nothing = run("ledger", "retention")
+    assert nothing.returncode == 1 and "say for how many days" in nothing.stderr
     wrong = run("ledger", "retention", "--rollups", "5")
     assert wrong.returncode == 1 and "at least as long" in wrong.stderr
 

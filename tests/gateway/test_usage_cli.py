@@ -116,7 +116,7 @@ def test_files(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert nowhere.exit_code == 1 and "cannot write" in nowhere.stderr
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     without = run("export", "focus", "-o", focus, "--format", "parquet", *DAYS)
-    assert without.exit_code == 1 and "install farthing[parquet], or export as CSV" in without.stderr
+    assert without.exit_code == 1 and "`pip install pyarrow` beside Farthing, or export as CSV" in without.stderr
     assert focus.read_text() == "before" and not list(tmp_path.glob("*.part"))
 
 
