@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.postgres import embedded_postgres
+
+settings.register_profile("farthing", deadline=None)  # what an example takes is the machine's business
+settings.load_profile("farthing")
 
 
 @pytest.fixture(scope="session")

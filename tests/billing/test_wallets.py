@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -350,7 +350,8 @@ async def test_whatever_the_order_a_balance_is_never_below_zero(
 
     async def operator() -> None:
         while not over.is_set():
-            await pay(engine, purse, "0.7", luck.choice([None, timedelta(seconds=0.5), timedelta(seconds=2)]))
+            with suppress(ValueError):  # credit that ended while it waited for its turn
+                await pay(engine, purse, "0.7", luck.choice([None, timedelta(seconds=0.5), timedelta(seconds=2)]))
             async with engine.begin() as conn:
                 try:
                     await wallets.adjust(conn, purse, Decimal("-0.1"), note="x")
@@ -360,7 +361,8 @@ async def test_whatever_the_order_a_balance_is_never_below_zero(
             await look(engine, purse)
             assert await wrong_sums(engine) == []
             await asyncio.sleep(0.05)
-        await pay(engine, purse, "0.7", timedelta(seconds=0.5))
+        with suppress(ValueError):
+            await pay(engine, purse, "0.7", timedelta(seconds=0.5))
         await asyncio.sleep(0.6)
         await wallets.expire_credit(engine)
 

@@ -72,12 +72,15 @@ async def test_while_a_whole_answer_is_computed(gateway: Gateway, upstream: Scri
 async def test_while_the_upstream_is_silent(gateway: Gateway, upstream: Scripted) -> None:
     """Not even headers: the watch on the caller's socket alone can notice."""
 
+    asked = asyncio.Event()
+
     async def hang(_: Request, connection: Connection) -> None:
+        asked.set()
         await connection.writer.wait_closed()
 
     upstream.script = hang
     async with gateway.raw_chat(model="hosted", stream=True):
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(asked.wait(), 20)
     row = await gateway.row()
     assert (row["status"], row["attempts"][0]["status"]) == ("client_closed", "client_closed")
     assert row["total_seconds"] < 3
