@@ -25,6 +25,8 @@ would send a request into one that we are closing."""
 LINGER_SECONDS = 5.0
 """How long the rest of a body is read and dropped after an answer that is the last: to close with bytes unread resets
 the connection, and who is still sending may lose the answer."""
+LINGER_BYTES = 16 * 1024 * 1024
+"""How much of it at most: an endless body is cut."""
 LEAST_BODY_BYTES = 1024 * 1024
 """What must come of a body within its time, unless it ends before."""
 BODY_FACTOR = 2
@@ -63,6 +65,7 @@ class CallerConnection(asyncio.Protocol):
         "_idle_since",
         "_in_headers",
         "_is_paused",
+        "_lingered",
         "_lingers_since",
         "_moved_at",
         "_parser",
@@ -119,6 +122,8 @@ class CallerConnection(asyncio.Protocol):
         """Since when headers are awaited."""
         self._idle_since: float | None = None
         self._lingers_since: float | None = None
+        self._lingered = 0
+        """Bytes that were dropped since."""
         self._body_since: float | None = None
         self._body_bytes = 0
         """What had come of a body `_body_since`."""
@@ -263,6 +268,11 @@ class CallerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
+        if self._lingers_since is not None:
+            self._lingered += len(data)
+            if self._lingered > LINGER_BYTES:
+                self._transport.close()
+                return
         while data:
             data = self._parse(data)
         if self._unread > MAX_HEADER_BYTES:
