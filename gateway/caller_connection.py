@@ -25,8 +25,8 @@ would send a request into one that we are closing."""
 LINGER_SECONDS = 5.0
 """How long the rest of a body is read and dropped after an answer that is the last: to close with bytes unread resets
 the connection, and who is still sending may lose the answer."""
-LINGER_BYTES = 16 * 1024 * 1024
-"""How much of it at most: an endless body is cut."""
+LINGER_BYTES = 32 * 1024 * 1024
+"""How much of it at most, as large as bodies usually may be: one without end is cut."""
 LEAST_BODY_BYTES = 1024 * 1024
 """What must come of a body within its time, unless it ends before."""
 BODY_FACTOR = 2
