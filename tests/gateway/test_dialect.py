@@ -1,6 +1,5 @@
 """What a call becomes on the wire of each kind of upstream."""
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -103,7 +102,7 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse(name: str, value: Any) -> 
 
 
 def test_only_an_engine_is_told_a_priority_of_the_gateway() -> None:
-    call = dataclasses.replace(chat_call(), priority=5)
+    call = msgspec.structs.replace(chat_call(), priority=5)
     assert sent(dialect("engine"), call)["priority"] == 5
     assert "priority" not in sent(dialect("vllm"), call)
 
