@@ -1,9 +1,9 @@
 """What billing sustains on one machine with its PostgreSQL: operations a second, the hot path's share, reports.
 
-`python -m benchmarks.billing [--seconds N] [--rows N] [--folder DIR] [--json FILE]`. Operations are admitted under a
-budget, spooled (fsync) and settled in one process, as in a gateway, while its ledger copies them into PostgreSQL (fsync
-too) on the same cores. With --rows the ledger is filled with so many operations over 31 days, and each question that
-the dashboard asks is timed; that needs about 1 KiB of disk for each.
+`python -m benchmarks.billing [--seconds N | --quick] [--rows N] [--folder DIR] [--json FILE]`. Operations are admitted
+under a budget, spooled (fsync) and settled in one process, as in a gateway, while its ledger copies them into
+PostgreSQL (fsync too) on the same cores. With --rows the ledger is filled with so many operations over 31 days, and
+each question that the dashboard asks is timed; that needs about 1 KiB of disk for each.
 """
 
 import argparse
@@ -89,7 +89,10 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=0, help="also fill the ledger with so many and time its reports")
     parser.add_argument("--folder", type=Path, help="where the databases are made (default: a temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there instead of printing them")
+    parser.add_argument("--quick", action="store_true", help="5 seconds instead")
     chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.seconds = 5.0
     with tempfile.TemporaryDirectory(prefix="farthing-billing-", dir=chosen.folder) as folder:
         report = asyncio.run(measure(chosen, Path(folder)))
     report.notes.insert(0, f"billing: spool, ledger and PostgreSQL on one machine, {chosen.seconds:g} s")

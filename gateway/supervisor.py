@@ -56,6 +56,11 @@ class Supervisor:
         self._stopping = True
         raise StopRequested
 
+    def _still_wanted(self) -> None:
+        """Raises StopRequested again where it was lost: what is raised while an object is finalised goes nowhere."""
+        if self._stopping:
+            raise StopRequested
+
     def start(self, child: Child) -> None:
         self._children.append(child)
         child.start()
@@ -63,6 +68,7 @@ class Supervisor:
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Return once `ready()` is true. Raises PartDiedError when any child stops before that."""
         while not ready():
+            self._still_wanted()
             for child in self._children:
                 code = child.exit_code()
                 if code is not None:
@@ -78,6 +84,7 @@ class Supervisor:
         failures = dict.fromkeys(self._children, 0)
         retry_at: dict[Child, float] = {}
         while True:
+            self._still_wanted()
             for child in self._children:
                 code = child.exit_code()
                 if code is None:

@@ -105,8 +105,10 @@ class Stack:
         try:
             code = self.process.wait(90)
         finally:
-            left = {pid: line for pid, line in below.items() if alive(pid)}
+            deadline = time.monotonic() + 5  # a worker of a PostgreSQL that has ended is a moment behind it
+            while (left := {pid: line for pid, line in below.items() if alive(pid)}) and time.monotonic() < deadline:
+                time.sleep(0.05)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
-        assert left == {}, self.progress
+        assert left == {}, f"{left}\n{self.progress}"
         return code

@@ -183,3 +183,16 @@ def test_exit_codes_in_words() -> None:
         "killed by SIGKILL",
         "killed by signal 200",
     ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_comes_while_an_object_is_finalised_is_not_lost() -> None:
+    class Finalised:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+
+    supervisor = Supervisor(lambda line: None)
+    with pytest.raises(StopRequested), supervisor.running():
+        Finalised()
+        supervisor.wait_until(lambda: False)
