@@ -138,10 +138,11 @@ async def enter(
     note: str | None = None,
 ) -> UUID:
     """Write an entry; return its id."""
-    entry = {"id": identifier or new_id(), "wallet_id": wallet_id, "kind": kind, "amount": amount}
+    entry_id = identifier or new_id()
+    entry = {"id": entry_id, "wallet_id": wallet_id, "kind": kind, "amount": amount}
     entry |= {"credit_id": credit_id, "expires_at": expires_at, "uncollected": uncollected, "note": note}
     await conn.execute(_ENTER, entry)
-    return entry["id"]  # type: ignore[return-value]
+    return entry_id
 
 
 async def _credits(conn: AsyncConnection, wallets: Iterable[UUID]) -> dict[UUID, list[Row[Any]]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 from engine.api_logprobs import spell_out
 from engine.api_request import CompletionRequest
@@ -68,9 +69,9 @@ def _apart(given: str | Sequence[object]) -> list[str | list[int]]:
     if isinstance(given, str):
         return [given]
     if all(isinstance(item, int) for item in given):
-        return [given]  # type: ignore[list-item]  # of one prompt
+        return [cast(list[int], given)]  # of one prompt
     if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
-        return list(given)  # type: ignore[arg-type]
+        return cast(list[str | list[int]], list(given))
     raise bad_request("prompt must be a text, token ids, or a list of one of these, not a mixture.", "prompt")
 
 

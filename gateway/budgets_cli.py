@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 from uuid import UUID
 
 import typer
@@ -56,7 +56,6 @@ def set_(
     cap = None if rollover_cap is None else decimal(rollover_cap)
 
     async def work(connection: "AsyncConnection") -> str:
-        from typing import cast
 
         from billing.allowances import ScopeKind
         from billing.budgets import set_budget
@@ -196,7 +195,8 @@ async def further_scopes(connection: "AsyncConnection", also: Sequence[str] | No
             fail(f"{pair!r} is no further scope; write it like model=gpt-5-mini or tag=app=search")
         if kind in found:
             fail(f"{kind} is there twice; a call has to be in all scopes, which are of different kinds")
-        found[kind] = await scope_id(connection, kind, which, org)  # type: ignore[index]  # scope_id knows all kinds
+        identifier = await scope_id(connection, kind, which, org)  # knows all kinds
+        found[cast("ScopeKind", kind)] = identifier
     return found
 
 

@@ -35,7 +35,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Positive = Annotated[int, Field(gt=0)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(ip_network)]
 Balance = Literal["weighted", "least_busy", "latency", "prefix_affine"]
-ROLES = ("small", "large")
+Role = Literal["small", "large"]
+ROLES: tuple[Role, ...] = ("small", "large")
 
 
 class _Section(BaseModel):
@@ -267,7 +268,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     oidc: OidcSettings | None = None
     """Where administrators sign in; without it they have the admin key and tokens."""
-    roles: dict[Literal["small", "large"], str]
+    roles: dict[Role, str]
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
 
@@ -303,7 +304,7 @@ Problems = Iterator[tuple[tuple[str | int, ...], str]]
 
 def _role_problems(settings: Settings) -> Problems:
     for role in ROLES:
-        target = settings.roles.get(role)  # type: ignore[call-overload]
+        target = settings.roles.get(role)
         if target is None:
             yield ("roles",), f"[roles] must name a model for `{role}`"
         elif target not in settings.models:

@@ -1,5 +1,6 @@
 """`/wallets`: money paid in ahead."""
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
@@ -95,13 +96,11 @@ async def list_entries(
 @post("/wallets/{wallet_id:uuid}/top-up", opt=needs("manage"), status_code=200)
 async def top_up(writer: NamedDependency[Writer], wallet_id: FromPath[UUID], data: JSONBody[TopUp]) -> Response[Wallet]:
     """Add credit, which is used before any that expires later."""
-
-    async def work(conn: AsyncConnection) -> Wallet:
-        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
-        await wallets.top_up(conn, wallet_id, data.amount, expires_at=moment(data.expires_at), note=data.note)
-        return await _find(writer.caller, conn, wallet_id)
-
-    return await writer.write(work)
+    return await _change(
+        writer,
+        wallet_id,
+        lambda conn: wallets.top_up(conn, wallet_id, data.amount, expires_at=moment(data.expires_at), note=data.note),
+    )
 
 
 @post("/wallets/{wallet_id:uuid}/refund", opt=needs("manage"), status_code=200)
@@ -109,13 +108,7 @@ async def refund(
     writer: NamedDependency[Writer], wallet_id: FromPath[UUID], data: JSONBody[Refund]
 ) -> Response[Wallet]:
     """Give back what calls were charged; it does not expire."""
-
-    async def work(conn: AsyncConnection) -> Wallet:
-        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
-        await wallets.refund(conn, wallet_id, data.amount, note=data.note)
-        return await _find(writer.caller, conn, wallet_id)
-
-    return await writer.write(work)
+    return await _change(writer, wallet_id, lambda conn: wallets.refund(conn, wallet_id, data.amount, note=data.note))
 
 
 @post("/wallets/{wallet_id:uuid}/adjust", opt=needs("manage"), status_code=200)
@@ -123,13 +116,7 @@ async def adjust(
     writer: NamedDependency[Writer], wallet_id: FromPath[UUID], data: JSONBody[Correction]
 ) -> Response[Wallet]:
     """Correct a balance, up or down."""
-
-    async def work(conn: AsyncConnection) -> Wallet:
-        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
-        await wallets.adjust(conn, wallet_id, data.amount, note=data.note)
-        return await _find(writer.caller, conn, wallet_id)
-
-    return await writer.write(work)
+    return await _change(writer, wallet_id, lambda conn: wallets.adjust(conn, wallet_id, data.amount, note=data.note))
 
 
 @post("/wallets/{wallet_id:uuid}/close", opt=needs("manage"), status_code=200)
@@ -139,13 +126,7 @@ async def close(
     """Take away what is left in it, and pay no more calls from it; its account stays. While calls hold a part of it
     `closed_at` stays null, and no other call can have any: close it again (with another idempotency key) when they have
     ended."""
-
-    async def work(conn: AsyncConnection) -> Wallet:
-        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
-        await wallets.close(conn, wallet_id, note=data.note)
-        return await _find(writer.caller, conn, wallet_id)
-
-    return await writer.write(work)
+    return await _change(writer, wallet_id, lambda conn: wallets.close(conn, wallet_id, note=data.note))
 
 
 ROUTES = [list_wallets, create_wallet, get_wallet, list_entries, top_up, refund, adjust, close]
@@ -154,3 +135,16 @@ ROUTES = [list_wallets, create_wallet, get_wallet, list_entries, top_up, refund,
 async def _find(caller: Caller, conn: AsyncConnection, wallet_id: UUID) -> Wallet:
     found = await wallets.get_wallet(conn, wallet_id)
     return find(await own(caller, conn, [] if found is None else [found]), wallet_id)
+
+
+async def _change(
+    writer: Writer, wallet_id: UUID, change: Callable[[AsyncConnection], Awaitable[object]]
+) -> Response[Wallet]:
+    """The wallet after `change`, where the caller may make it."""
+
+    async def work(conn: AsyncConnection) -> Wallet:
+        refuse_whole(writer.caller, await _find(writer.caller, conn, wallet_id))
+        await change(conn)
+        return await _find(writer.caller, conn, wallet_id)
+
+    return await writer.write(work)
