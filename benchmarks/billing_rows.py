@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import people, reports
+from billing import operations, people, reports
 from billing.partitions import BY_DAY, ensure_partition
 from billing.rollups import refresh
 from billing.tables import operation
@@ -128,9 +128,9 @@ async def _asked(engine: AsyncEngine, now: datetime) -> dict[str, Callable[[Asyn
     async with engine.connect() as conn:
         some = (await conn.execute(select(operation.c.id).limit(1))).scalar_one()
     asked: dict[str, Callable[[AsyncConnection], Awaitable[Any]]] = {
-        "latest 10": partial(reports.latest_operations, limit=10),
-        "latest 100": partial(reports.latest_operations, limit=100),
-        "one operation": partial(reports.find_operation, operation_id=some),
+        "latest 10": partial(operations.latest_operations, limit=10),
+        "latest 100": partial(operations.latest_operations, limit=100),
+        "one operation": partial(operations.find_operation, operation_id=some),
         "totals of all periods": partial(reports.total_spending, starts=starts),
         "users": partial(reports.user_spending, starts=starts),
     }

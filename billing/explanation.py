@@ -1,6 +1,7 @@
 """Why one operation was billed what it was, and cost what it did: each price times each count, to the last digit."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
 
@@ -10,9 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import EXACT, device_cost, total
 from billing.charged import PARTS
-from billing.prices import Price, effective, find_versions
+from billing.operations import OperationDetail, find_operation
+from billing.prices import Price, effective
 from billing.records import AttemptRecord, OperationRecord
-from billing.reports import EVERYTHING, OperationDetail, Within, find_operation
+from billing.reports import EVERYTHING, Within
 from billing.tables import adjustment
 
 
@@ -49,6 +51,7 @@ class AttemptExplanation(msgspec.Struct, frozen=True, kw_only=True):
 class Adjusted(msgspec.Struct, frozen=True, kw_only=True):
     """A later correction of a price: what it changed."""
 
+    made_at: datetime
     number: int
     """Of the attempt."""
     billed_delta: Decimal | None
@@ -72,11 +75,7 @@ async def explain(conn: AsyncConnection, operation_id: UUID, *, within: Within =
     found = await find_operation(conn, operation_id, within=within)
     if found is None:
         return None
-    record = found.record
-    named = ("price_version_id", "price_override_id", "cost_version_id")
-    versions = await find_versions(
-        conn, {version for each in record.attempts for name in named if (version := getattr(each, name)) is not None}
-    )
+    record, versions = found.record, found.prices
     columns = [adjustment.c[name] for name in Adjusted.__struct_fields__]
     query = select(*columns).where(adjustment.c.operation_id == operation_id).order_by(adjustment.c.id)
     adjustments = tuple(Adjusted(**row) for row in (await conn.execute(query)).mappings())

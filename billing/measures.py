@@ -40,7 +40,7 @@ _OF_ATTEMPTS = {*TOKEN_CLASSES, "cache_hits", "cache_saved", "cache_saved_unknow
 _OF_OPERATIONS = {*MEASURES} - _OF_ATTEMPTS
 _NEEDED = (
     *("id", "started_at", "org_id", "team_id", "user_id", "key_id", "tags", "requested_model", "model", "status"),
-    *("billed", "cost", "currency"),
+    *("billed", "cost", "currency", "cached_from", "saved_billed", "saved_prompt_tokens", "saved_completion_tokens"),
 )
 """Columns of `operation` that the measures are made of."""
 
@@ -89,9 +89,10 @@ def _operations(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> 
     unknown = func.coalesce(apart.c.unknown, false())
     recorded = func.coalesce(found.c.cost, case((~unknown, apart.c.cost)))
     cost_delta = case((~unknown, changed.c.cost))
-    billed, cost = _changed(found.c.billed, changed.c.billed), _changed(recorded, cost_delta)
+    billed, cost = changed_by(found.c.billed, changed.c.billed), changed_by(recorded, cost_delta)
     status = found.c.status
     dispatched = status.not_in(NOTHING_DISPATCHED)
+    from_cache, saved = found.c.cached_from.is_not(None), found.c.saved_billed - billed
     rows = _rows(
         found,
         wanted,
@@ -107,6 +108,10 @@ def _operations(found: CTE, first: ScalarSelect[Any], wanted: Sequence[str]) -> 
             "billed": found.c.billed,
             "cost": recorded,
             "margin": billed - cost,
+            "cached_answers": _one_if(from_cache),
+            **{name: func.coalesce(found.c[name], 0) for name in ("saved_prompt_tokens", "saved_completion_tokens")},
+            "cached_answers_saved": func.coalesce(saved, 0),
+            "cached_answers_saved_unknown": _one_if(from_cache & saved.is_(None)),
             "billed_adjustment": func.coalesce(changed.c.billed, 0),
             "cost_adjustment": func.coalesce(cost_delta, 0),
         },
@@ -140,7 +145,7 @@ def _costs_apart(found: CTE, first: ScalarSelect[Any]) -> Subquery:
     )
 
 
-def _changed(amount: ColumnElement[Any], by: ColumnElement[Any]) -> ColumnElement[Any]:
+def changed_by(amount: ColumnElement[Any], by: ColumnElement[Any]) -> ColumnElement[Any]:
     """An amount with what it was adjusted by; one that was unknown counts as 0 once it is adjusted."""
     return func.coalesce(amount + by, amount, by)
 

@@ -11,12 +11,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, FromClause, Row, Select, case, func, literal, select, true
+from sqlalchemy import ColumnElement, FromClause, Row, Select, case, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.prices import Price, find_versions
-from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
-from billing.tables import api_key, app_user, attempt, operation, org, team
+from billing.records import TOKEN_CLASSES, TokenClasses
+from billing.tables import app_user, org, team
 from billing.usage_rows import Step, usage_rows
 
 
@@ -102,37 +101,6 @@ class CacheSaving(msgspec.Struct, frozen=True, kw_only=True):
     """Cached tokens of operations in this currency that have no price."""
 
 
-class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
-    id: UUID
-    started_at: datetime
-    user: str | None
-    key_name: str | None
-    key_prefix: str | None
-    requested_model: str
-    model: str | None
-    status: str
-    http_status: int
-    tokens: TokenClasses
-    billed: Decimal | None
-    cost: Decimal | None
-    currency: str
-    ttft_seconds: float | None
-    """To the first token that was sent; where the answer was not streamed, to the first that was made."""
-    total_seconds: float
-
-
-class OperationDetail(msgspec.Struct, frozen=True, kw_only=True):
-    record: OperationRecord
-    recorded_at: datetime
-    org: str | None
-    team: str | None
-    user: str | None
-    key_name: str | None
-    key_prefix: str | None
-    prices: dict[UUID, Price]
-    """Every price version that an attempt names."""
-
-
 async def total_spending(
     connection: AsyncConnection, starts: Sequence[datetime], *, within: Within = EVERYTHING
 ) -> list[CurrencySpending]:
@@ -193,12 +161,12 @@ async def tokens_over_time(
     rows = await usage_rows(connection, start, step=step, measures=TOKEN_CLASSES)
     at = _truncated(rows.c.at, step)
     query = (
-        within.of(select(at.label("at"), rows.c.model, *_token_sums(rows)), rows)
+        within.of(select(at.label("at"), rows.c.model, *token_sums(rows)), rows)
         .group_by(at, rows.c.model)
         .having(func.sum(sum((rows.c[name] for name in TOKEN_CLASSES[1:]), rows.c[TOKEN_CLASSES[0]])) > 0)
         .order_by(at, rows.c.model)
     )
-    return [TokenPoint(at=row.at, model=row.model, tokens=_tokens(row)) for row in await connection.execute(query)]
+    return [TokenPoint(at=row.at, model=row.model, tokens=read_tokens(row)) for row in await connection.execute(query)]
 
 
 async def model_shares(
@@ -239,89 +207,6 @@ async def cache_savings(
     ]
 
 
-async def latest_operations(
-    connection: AsyncConnection, limit: int = 100, *, within: Within = EVERYTHING
-) -> list[OperationSummary]:
-    """The newest operations with the tokens of all their attempts, newest first."""
-    newest = within.of(select(operation), operation).order_by(operation.c.started_at.desc(), operation.c.id.desc())
-    latest = newest.limit(limit).subquery()
-    began = func.extract("epoch", attempt.c.started_at - latest.c.started_at)
-    first = func.min(began + attempt.c.ttft_seconds).label("first_token")
-    tokens = select(*_token_sums(attempt), first).where(attempt.c.operation_id == latest.c.id).lateral()
-    query = (
-        select(latest, tokens, app_user.c.name.label("user"), api_key.c.name.label("key_name"), api_key.c.prefix)
-        .select_from(latest)
-        .join(tokens, true())
-        .outerjoin(app_user, app_user.c.id == latest.c.user_id)
-        .outerjoin(api_key, api_key.c.id == latest.c.key_id)
-        .order_by(latest.c.started_at.desc(), latest.c.id.desc())
-    )
-    return [
-        OperationSummary(
-            id=row.id,
-            started_at=row.started_at,
-            user=row.user,
-            key_name=row.key_name,
-            key_prefix=row.prefix,
-            requested_model=row.requested_model,
-            model=row.model,
-            status=row.status,
-            http_status=row.http_status,
-            tokens=_tokens(row),
-            billed=row.billed,
-            cost=row.cost,
-            currency=row.currency,
-            ttft_seconds=row.first_token if row.ttft_seconds is None else row.ttft_seconds,
-            total_seconds=row.total_seconds,
-        )
-        for row in await connection.execute(query)
-    ]
-
-
-async def find_operation(
-    connection: AsyncConnection, operation_id: UUID, *, within: Within = EVERYTHING
-) -> OperationDetail | None:
-    """One operation with its attempts and the prices they name; None when there is no such id, or not `within`."""
-    names = (
-        select(
-            operation,
-            org.c.name.label("org_name"),
-            team.c.name.label("team_name"),
-            app_user.c.name.label("user_name"),
-            api_key.c.name.label("key_name"),
-            api_key.c.prefix.label("key_prefix"),
-        )
-        .select_from(operation)
-        .outerjoin(org, org.c.id == operation.c.org_id)
-        .outerjoin(team, team.c.id == operation.c.team_id)
-        .outerjoin(app_user, app_user.c.id == operation.c.user_id)
-        .outerjoin(api_key, api_key.c.id == operation.c.key_id)
-        .where(operation.c.id == operation_id)
-    )
-    row = (await connection.execute(within.of(names, operation))).one_or_none()
-    if row is None:
-        return None
-    by_number = select(attempt).where(attempt.c.operation_id == operation_id).order_by(attempt.c.number)
-    attempts = [_attempt(each) for each in await connection.execute(by_number)]
-    own = {name: row._mapping[name] for name in OperationRecord.__struct_fields__ if name not in NO_COLUMNS}
-    return OperationDetail(
-        record=OperationRecord(**own, attempts=attempts),
-        recorded_at=row.recorded_at,
-        org=row.org_name,
-        team=row.team_name,
-        user=row.user_name,
-        key_name=row.key_name,
-        key_prefix=row.key_prefix,
-        prices=await _prices(connection, attempts),
-    )
-
-
-async def _prices(connection: AsyncConnection, attempts: list[AttemptRecord]) -> dict[UUID, Price]:
-    named = ("price_version_id", "price_override_id", "cost_version_id")
-    wanted = {version for one in attempts for name in named if (version := getattr(one, name)) is not None}
-    return await find_versions(connection, wanted)
-
-
 def _truncated(column: ColumnElement[datetime], step: Step) -> ColumnElement[datetime]:
     """Start of the UTC hour or day. Written into the SQL: as two parameters, SELECT and GROUP BY would not match."""
     return func.date_trunc(literal(step, literal_execute=True), column, literal("UTC", literal_execute=True))
@@ -358,14 +243,10 @@ def _spending(row: Row[Any], prefix: str) -> Spending:
     return Spending(**values)
 
 
-def _token_sums(rows: FromClause) -> list[ColumnElement[Any]]:
+def token_sums(rows: FromClause) -> list[ColumnElement[Any]]:
+    """Columns that `read_tokens` makes a TokenClasses of."""
     return [func.coalesce(func.sum(rows.c[name]), 0).label(name) for name in TOKEN_CLASSES]
 
 
-def _tokens(row: Row[Any]) -> TokenClasses:
+def read_tokens(row: Row[Any]) -> TokenClasses:
     return TokenClasses(**{name: int(row._mapping[name]) for name in TOKEN_CLASSES})
-
-
-def _attempt(row: Row[Any]) -> AttemptRecord:
-    own = {name: row._mapping[name] for name in AttemptRecord.__struct_fields__ if name != "tokens"}
-    return AttemptRecord(**own, tokens=_tokens(row))

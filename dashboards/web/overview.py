@@ -8,12 +8,12 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import reports
+from billing.operations import OperationSummary, latest_operations
 from billing.records import TOKEN_CLASSES, TokenClasses
 from billing.reports import (
     EVERYTHING,
     CurrencySpending,
     ModelShare,
-    OperationSummary,
     Spending,
     UserSpending,
     Within,
@@ -97,7 +97,7 @@ async def gather(
     connection: AsyncConnection, period: Period, now: datetime, within: Within = EVERYTHING, *, costs: bool = True
 ) -> Overview | None:
     """None when the ledger holds no operation at all. `now` is in UTC. `costs`: whether the chart shows them."""
-    latest = await reports.latest_operations(connection, 10, within=within)
+    latest = await latest_operations(connection, 10, within=within)
     if not latest:
         return None
     starts = [start_of(each, now) for each in PERIODS]

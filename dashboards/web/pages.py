@@ -8,8 +8,10 @@ from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery
 
-from billing import reports
+from billing import explanation
+from billing.operations import OperationDetail, latest_operations
 from billing.prices import Price, effective
+from billing.reports import Within
 from billing.roles import Caller
 from dashboards.web.explain import CLASS_NAMES, explain, why_unknown
 from dashboards.web.overview import PERIODS, gather
@@ -39,7 +41,7 @@ async def overview(
 async def operations(request: AnyRequest, site: NamedDependency[Site]) -> Response[str]:
     """The newest operations."""
     async with site.read() as connection:
-        latest = await reports.latest_operations(connection, LATEST, within=_within(request))
+        latest = await latest_operations(connection, LATEST, within=_within(request))
     return site.page("operations.html", latest=latest, limit=LATEST, costs=_costs(request))
 
 
@@ -51,11 +53,12 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
     except ValueError:
         raise NotFoundException("That is not an operation's id. Ids look like a UUID.") from None
     async with site.read() as connection:
-        found = await reports.find_operation(connection, wanted, within=_within(request))
-    if found is None:
+        explained = await explanation.explain(connection, wanted, within=_within(request))
+    if explained is None:
         raise NotFoundException(
             "The ledger has no operation with this id. A new one appears within seconds of its last token."
         )
+    found, costs = explained.operation, _costs(request)
     computed = []
     for attempt in found.record.attempts:
         price = effective(_price(found, attempt.price_version_id), _price(found, attempt.price_override_id))
@@ -72,20 +75,22 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         )
     return site.page(
         "operation.html",
+        explained=explained,
+        adjustments=[each for each in explained.adjustments if costs or each.billed_delta is not None],
         found=found,
         operation=found.record,
         computed=computed,
         timeline=timeline(found.record),
         first_token=first_token(found.record),
         class_names=CLASS_NAMES,
-        costs=_costs(request),
+        costs=costs,
     )
 
 
-def _within(request: AnyRequest) -> reports.Within:
+def _within(request: AnyRequest) -> Within:
     """What whoever asks may see: a member their own, an administrator of one organisation that one."""
     caller: Caller = request.state.caller
-    return reports.Within(org_id=caller.org_id, user_id=caller.user_id)
+    return Within(org_id=caller.org_id, user_id=caller.user_id)
 
 
 def _costs(request: AnyRequest) -> bool:
@@ -94,5 +99,5 @@ def _costs(request: AnyRequest) -> bool:
     return caller.may("read")
 
 
-def _price(found: reports.OperationDetail, version: UUID | None) -> Price | None:
+def _price(found: OperationDetail, version: UUID | None) -> Price | None:
     return None if version is None else found.prices.get(version)

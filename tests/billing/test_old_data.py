@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import migrations
-from billing import people, prices, reports
+from billing import operations, people, prices, reports
 from billing.budgets import list_budgets
 from billing.ids import new_id
 from billing.people import key_hash
@@ -74,7 +74,7 @@ async def check(engine: AsyncEngine) -> None:
         assert (total.windows[0].operations, total.windows[0].billed) == (OPERATIONS, Decimal("1.25"))
         (saved,) = await reports.cache_savings(conn, AT)
         assert saved.amount == OPERATIONS * 1000 * Decimal(9) / 10**6
-        found = await reports.find_operation(conn, (await reports.latest_operations(conn, 1))[0].id)
+        found = await operations.find_operation(conn, (await operations.latest_operations(conn, 1))[0].id)
         assert found is not None and found.record.attempts[0].tier == "standard" and found.user == "Ada"
 
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from billing import people, prices, reports
+from billing import operations, people, prices, reports
 from billing.ids import smallest_id
 from billing.prices import Price, PriceTerms
 from billing.records import NO_COLUMNS, AttemptRecord, OperationRecord, TokenClasses
@@ -239,12 +239,12 @@ async def test_the_latest_come_first_with_the_tokens_of_all_attempts(ledger: Led
             tokens=TokenClasses(input_fresh=5),
         ),
     )  # fmt: skip
-    latest = await reports.latest_operations(ledger.connection)
+    latest = await operations.latest_operations(ledger.connection)
     assert [each.id for each in latest] == [new, bare, old]
     assert latest[0].tokens == TokenClasses(input_fresh=15, output_text=2)
     assert (latest[0].user, latest[0].key_name, latest[0].billed) == ("ada", "laptop", Decimal("0.1"))
     assert latest[1].tokens == TokenClasses() and latest[1].user is None and latest[1].billed is None
-    assert [each.id for each in await reports.latest_operations(ledger.connection, limit=1)] == [new]
+    assert [each.id for each in await operations.latest_operations(ledger.connection, limit=1)] == [new]
 
 
 async def test_one_operation_has_every_field_its_attempts_and_their_prices(ledger: Ledger) -> None:
@@ -252,7 +252,7 @@ async def test_one_operation_has_every_field_its_attempts_and_their_prices(ledge
     found_id = await ledger.add(
         timedelta(minutes=1), tokens, tags={"app": "editor"}, route_reasons=["short"], route_score=0.25, error="boom"
     )
-    found = await reports.find_operation(ledger.connection, found_id)
+    found = await operations.find_operation(ledger.connection, found_id)
     assert found is not None
     assert (found.org, found.team, found.user, found.key_name) == ("Acme", None, "ada", "laptop")
     assert found.key_prefix is not None and found.key_prefix.startswith("fk-")
@@ -262,4 +262,4 @@ async def test_one_operation_has_every_field_its_attempts_and_their_prices(ledge
     [one] = record.attempts
     assert one.tokens == tokens and one.price_version_id == ledger.sale.id
     assert found.prices == {ledger.sale.id: ledger.sale}
-    assert await reports.find_operation(ledger.connection, UUID(int=1)) is None
+    assert await operations.find_operation(ledger.connection, UUID(int=1)) is None

@@ -20,8 +20,8 @@ from visiting import ADMIN_KEY, KEY_HASH, ORIGIN, mount, sign_in, visitor
 import dashboards.web.site
 from billing import people, prices
 from billing.ids import new_id
+from billing.operations import latest_operations
 from billing.records import AttemptRecord, OperationRecord, TokenClasses
-from billing.reports import latest_operations
 from dashboards.web.session import Sessions
 from gateway.postgres import embedded_postgres
 from migrations import upgrade
