@@ -49,6 +49,11 @@ def charge(price: Price | None, tokens: TokenClasses, images: int = 0) -> Decima
     return EXACT.add(amount, _flat(price, images, EXACT)) if used else amount
 
 
+def cached_answer_charge(price: Price | None) -> Decimal | None:
+    """Money for an answer from the response cache, which has no tokens: by default nothing. None without a price."""
+    return None if price is None else price.per_cached_answer or Decimal(0)
+
+
 def device_cost(price: Price, device_seconds: float | Decimal) -> Decimal | None:
     """Money for device time; None when the price has no device part.
 

@@ -1,8 +1,8 @@
 """What amounts in the ledger are made of: for each price that was used, how many units of each of its parts.
 
-An attempt's amount is taken apart only where its parts add up to it to the last digit. What is left (a cost that an
-upstream reported itself, a cached answer that has a price, device time) comes as sums of their own, so that all rows
-together are always what the ledger says. Amounts that are unknown (NULL) are in none.
+An attempt's amount is taken apart only where its parts add up to it to the last digit; an answer from the response
+cache has no attempt, and one part. What is left (a cost that an upstream reported itself, device time) comes as sums of
+their own, so that all rows together are always what the ledger says. Amounts that are unknown (NULL) are in none.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -37,11 +37,13 @@ class Part(NamedTuple):
     """Field of `Price`."""
 
 
+CACHED_ANSWER = Part("response_cache", "requests", 1, "per_cached_answer")
 PARTS = (
     *(Part(name, "tokens", MILLION, name) for name in TOKEN_CLASSES),
     Part("request", "requests", 1, "per_request"),
     Part("image", "images", 1, "per_image"),
 )
+"""Of an attempt."""
 
 
 class Charged(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class Charged(msgspec.Struct, frozen=True, kw_only=True):
     """Whose price it is; without one, the model that answered, or empty."""
     tier: str
     part: str
-    """The name of a Part, or `device`, `response_cache`, `adjustment`, `other`."""
+    """The name of a Part, or `device`, `adjustment`, `other`."""
     quantity: Decimal
     unit: str
     """Of `quantity`: tokens, requests, images, seconds (of a device)."""
@@ -107,13 +109,14 @@ GROUP BY {group}o.currency, a.tier, coalesce(nullif(p.model, ''), o.model, ''), 
 
 _OF_CACHED_ANSWERS = """
 SELECT {select}o.currency, coalesce(o.model, '') AS model, t.operation_id IS NULL AS cached,
+       o.price_version_id, o.price_override_id AS override_id,
        count(*) AS quantity, sum(o.billed - coalesce(t.billed, 0)) AS amount
 FROM operation o LEFT JOIN (
     SELECT operation_id, sum(billed) AS billed FROM attempt a
     WHERE a.operation_id >= :first AND a.operation_id < :after GROUP BY operation_id
 ) t ON t.operation_id = o.id
 WHERE o.billed <> coalesce(t.billed, 0) AND {within}
-GROUP BY {group}o.currency, coalesce(o.model, ''), t.operation_id IS NULL
+GROUP BY {group}o.currency, coalesce(o.model, ''), t.operation_id IS NULL, o.price_version_id, o.price_override_id
 """
 
 _OF_ADJUSTMENTS = """
@@ -162,7 +165,8 @@ async def charged(
             yield each
     if book == "sale":
         async for row in rows(_OF_CACHED_ANSWERS, without="upstream"):
-            yield _sum(row, by, "response_cache" if row["cached"] else "other", row["quantity"], row["amount"])
+            each = _sum(row, by, "response_cache" if row["cached"] else "other", row["quantity"], row["amount"])
+            yield _priced(each, prices.get(row["price_version_id"]), prices.get(row["override_id"]))
     async for row in rows(_OF_ADJUSTMENTS, delta="billed_delta" if book == "sale" else "cost_delta"):
         yield _sum(row, by, "adjustment", row["quantity"], row["amount"])
 
@@ -213,6 +217,15 @@ def _parts(row: RowMapping, by: Sequence[str], price: Price | None, override: Pr
     if row["other_quantity"]:
         found.append(_sum(row, by, "other", row["other_quantity"], row["other"]))
     return found
+
+
+def _priced(each: Charged, price: Price | None, override: Price | None) -> Charged:
+    """Answers from the response cache with their price, where they make their amount to the last digit."""
+    rate = None if price is None else getattr(effective(price, override), CACHED_ANSWER.rate, None)
+    if price is None or rate is None or EXACT.multiply(rate, each.quantity) != each.amount:
+        return each
+    listed = getattr(price, CACHED_ANSWER.rate)
+    return msgspec.structs.replace(each, tier=price.tier or "standard", unit_price=rate, list_price=listed)
 
 
 def _sum(

@@ -14,9 +14,10 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationRecord
+from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, CachedAnswer, OperationRecord
 
 OPERATION = tuple(name for name in OperationRecord.__struct_fields__ if name not in {*NO_COLUMNS, "tags"})
+CACHED = CachedAnswer.__struct_fields__
 ATTEMPT = tuple(name for name in AttemptRecord.__struct_fields__ if name != "tokens")
 
 PIECE = 25
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 _KNOWN = text("SELECT id FROM operation WHERE id = ANY(:ids)")
 _of_operation = attrgetter(*OPERATION)
+_of_cached = attrgetter(*CACHED)
+_NOT_CACHED = (None,) * len(CACHED)
 _of_attempt = attrgetter(*ATTEMPT, *(f"tokens.{name}" for name in TOKEN_CLASSES))
 
 
@@ -39,9 +42,16 @@ async def copy(conn: AsyncConnection, records: Sequence[OperationRecord]) -> Non
 
     Raises asyncpg's errors, and ValueError or OverflowError for what no column can hold.
     """
-    operations = ((*_of_operation(record), msgspec.json.encode(record.tags).decode()) for record in records)
+    operations = (
+        (
+            *_of_operation(record),
+            *(_NOT_CACHED if record.cached is None else _of_cached(record.cached)),
+            msgspec.json.encode(record.tags).decode(),
+        )
+        for record in records
+    )
     attempts = ((record.id, *_of_attempt(attempt)) for record in records for attempt in record.attempts)
-    await _copy(conn, "operation", (*OPERATION, "tags"), operations)
+    await _copy(conn, "operation", (*OPERATION, *CACHED, "tags"), operations)
     if any(record.attempts for record in records):
         await _copy(conn, "attempt", ("operation_id", *ATTEMPT, *TOKEN_CLASSES), attempts)
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import EXACT
-from billing.charged import PARTS, charged
+from billing.charged import CACHED_ANSWER, PARTS, charged
 from billing.currencies import rounded
 from billing.filters import Filters
 from billing.tables import invoice, invoice_line
@@ -158,4 +158,4 @@ def _description(key: Key, of: str, month: str) -> str:
     return words[0] + (f" ({', '.join(words[1:])})" if words[1:] else "")
 
 
-assert {part.name for part in PARTS} <= set(WORDS), "every part has words"
+assert {part.name for part in (*PARTS, CACHED_ANSWER)} <= set(WORDS), "every part has words"

@@ -32,7 +32,7 @@ Source = Literal["configuration", "operator"]
 
 PRICES_CHANNEL = "farthing_prices"
 """Notices here say that a version was entered."""
-RATES = (*TOKEN_CLASSES, "per_request", "per_image")
+RATES = (*TOKEN_CLASSES, "per_request", "per_image", "per_cached_answer")
 """Names of the parts of a price that a factor multiplies."""
 KEY = ("book", "model", "upstream", "tier", "scope_kind", "scope_id")
 """What versions of one price have in common."""
@@ -76,6 +76,8 @@ class PriceTerms(msgspec.Struct, frozen=True, kw_only=True):
     """For each answer, on top of its tokens; None: no such part."""
     per_image: Decimal | None = None
     """For each image of the prompt, on top of its tokens; None: no such part."""
+    per_cached_answer: Decimal | None = None
+    """All that an answer from the response cache is billed; None: nothing."""
     device_hour: Decimal | None = None
     """Of one device: what ran on it costs its device time at this."""
     factor: Decimal | None = None
@@ -113,6 +115,10 @@ def _contradictions(terms: PriceTerms) -> Iterable[tuple[bool, str]]:
     )
     yield terms.tier == "" and not override, "a list price has a tier: standard, batch or priority"
     yield terms.device_hour is not None and terms.book == "sale", "device_hour is a cost, of an upstream"
+    yield (
+        terms.book == "cost" and terms.per_cached_answer is not None,
+        "per_cached_answer is a sale price: an answer from the response cache costs no upstream anything",
+    )
     yield terms.device_hour is not None and terms.has_rates, "a cost is by device time or by tokens, not both"
     yield (
         terms.model == "" and terms.has_rates,

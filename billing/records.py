@@ -97,6 +97,25 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
         refuse_bad_money(billed=self.billed, cost=self.cost)
 
 
+class CachedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """That an operation's answer came out of the response cache, and what the one that it was made for came to."""
+
+    cached_from: UUID
+    """The operation that it was made for."""
+    saved_prompt_tokens: int
+    saved_completion_tokens: int
+    saved_billed: Decimal | None
+    """What that operation's caller was billed for it; None: unknown."""
+    saved_cost: Decimal | None
+    """What it cost the operator; None: unknown."""
+    price_version_id: UUID | None
+    """Sale price that this operation was charged with."""
+    price_override_id: UUID | None
+
+    def __post_init__(self) -> None:
+        refuse_bad_money(saved_billed=self.saved_billed, saved_cost=self.saved_cost)
+
+
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
     """One budget that an operation counts in, in the window that it was admitted in."""
 
@@ -106,8 +125,8 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     """What its hold took out of the replica's lease; 0 under a soft budget."""
 
 
-NO_COLUMNS = frozenset({"attempts", "replica", "charges"})
-"""Fields of an operation's record that the ledger keeps elsewhere, or not at all."""
+NO_COLUMNS = frozenset({"attempts", "cached", "replica", "charges"})
+"""Fields of an operation's record that the ledger keeps elsewhere, not at all, or (`cached`) taken apart."""
 
 
 class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +156,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None = None
     currency: str
     attempts: list[AttemptRecord] = []
+    cached: CachedAnswer | None = None
     replica: str = ""
     """Whose leases the charges were held in: `Hold.replica`."""
     charges: list[Charge] = []

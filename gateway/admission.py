@@ -58,10 +58,13 @@ class Admission:
         except LimitExceeded as error:
             raise limit_refusal(error) from error
 
-    async def admit_unpaid(self, operation: Operation, model: str) -> Hold:
-        """Hold a place in every limit of requests and of calls at once, for what costs nothing. Raises as `admit`."""
+    async def admit_flat(self, operation: Operation, model: str, amount: Decimal | None = NOTHING) -> Hold:
+        """Hold a place in every limit of requests and of calls at once, and what a call without tokens will be billed.
+
+        Raises as `admit`.
+        """
         try:
-            return await self._hold(operation.id, _scopes(operation, model), Need(NOTHING, 0))
+            return await self._hold(operation.id, _scopes(operation, model), Need(amount, 0))
         except BudgetError as error:
             raise budget_refusal(error) from error
         except LimitExceeded as error:

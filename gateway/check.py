@@ -13,7 +13,7 @@ _CLASSES = {
     "output_text": "output",
     "output_reasoning": "reasoning",
 }
-_PARTS = {"per_request": "a request", "per_image": "an image"}
+_PARTS = {"per_request": "a request", "per_image": "an image", "per_cached_answer": "a cached answer"}
 _BALANCE = {
     "weighted": "shared out by weight",
     "least_busy": "the least busy one is asked",
@@ -87,6 +87,8 @@ def _model(name: str, model: ModelSettings, settings: Settings) -> Iterator[str]
         yield f"a second one is asked too after {model.hedge_after_seconds:g} seconds without an answer"
     times = f"asked again at most {model.retries} times" if model.retries else "asked once"
     yield times + (f", then {' and '.join(model.fallbacks)} may answer" if model.fallbacks else "")
+    if (cache := model.response_cache) is not None:
+        yield f"its answers are given again for {cache.seconds:g} seconds, within the same {cache.shared_by}"
     if model.drop_params:
         yield "what an upstream cannot honour is left out"
 

@@ -110,6 +110,17 @@ class Exchange:
         if self._peer is not None and self._peer.on_lost is self._lost:
             self._peer.on_lost = None
 
+    def tap(self, take: Callable[[bytes], None]) -> None:
+        """Give what is sent of the answer's body to `take` as well."""
+        send = self._send
+
+        async def tapped(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                take(message["body"])
+            await send(message)
+
+        self._send = tapped
+
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
         # Some values are an upstream's words, in which a line break would begin a header of its own.

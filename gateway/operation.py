@@ -16,7 +16,15 @@ from billing.in_flight import Slot
 from billing.leases import Hold
 from billing.people import Principal
 from billing.prices import Payer, PriceBook, Tier
-from billing.records import UNSETTLED, AttemptRecord, OperationRecord, Status, TokenClasses, UsageSource
+from billing.records import (
+    UNSETTLED,
+    AttemptRecord,
+    CachedAnswer,
+    OperationRecord,
+    Status,
+    TokenClasses,
+    UsageSource,
+)
 from engine.protocol import Account
 from gateway.attribution import Attribution
 from gateway.call import Call, storable
@@ -143,6 +151,10 @@ class Operation(msgspec.Struct, eq=False):
     """Tokens of output, over all choices, that a hard budget holds money for; None where nothing bounds the answer."""
     flight: Flight | None = None
     """What is now at an upstream."""
+    cached: CachedAnswer | None = None
+    """Set where the answer came out of the response cache, instead of attempts."""
+    cached_billed: Decimal | None = None
+    """What it is billed then; None: unknown."""
     slot: Slot | None = None
     """Of a stream that has begun: the row it has if this process is killed."""
     priced: list[Priced] | None = None
@@ -195,10 +207,11 @@ class Operation(msgspec.Struct, eq=False):
             error=self.error,
             ttft_seconds=None if first is None else first - self.started,
             total_seconds=time.monotonic() - self.started,
-            billed=total(p.billed for p in priced),
+            billed=self.cached_billed if self.cached is not None else total(p.billed for p in priced),
             cost=total(p.cost for p in priced),
             currency=currency,
             attempts=attempts,
+            cached=self.cached,
             replica=self.hold.replica if self.hold else "",
             charges=self.hold.charges if self.hold else [],
         )

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from billing.charge import cached_answer_charge
 from billing.payloads import Payloads
 from billing.prices import PriceBook
 from billing.spool import Spool, SpoolError
@@ -35,6 +36,7 @@ from gateway.recall import LOOK_SECONDS, Recall
 from gateway.recording import Recording
 from gateway.relay import StreamRelay, overdue, relay_whole
 from gateway.reply_headers import reply_headers
+from gateway.response_cache import Kept, Lookup, ResponseCache
 from gateway.rounds import Rounds
 from gateway.settings import ROLES
 from gateway.settlement import about_prompt, price_attempt
@@ -74,9 +76,11 @@ class Pipeline:
         self._keep_alive = keep_alive
         self._tracing = tracing
         self._metrics = metrics
+        self._cache = ResponseCache()
         self._recalls: Rounds[Recall] = Rounds(LOOK_SECONDS)
         self._serving: set[asyncio.Task[Any]] = set()
         metrics.in_flight.set_function(lambda: len(self._serving))
+        metrics.cache_bytes.set_function(lambda: self._cache.size)
 
     async def finish(self, seconds: float) -> None:
         """Wait until the requests being served have their rows, at most so long."""
@@ -96,7 +100,7 @@ class Pipeline:
 
         async def count(operation: Operation, exchange: Exchange, call: Call) -> None:
             model = self._route(operation, call)
-            operation.hold = await self._admission.admit_unpaid(operation, model)
+            operation.hold = await self._admission.admit_flat(operation, model)
             tokens = await self._dispatcher.count_tokens(call, model)
             await self._record(operation)
             await exchange.respond(200, reply_headers(operation), surface.answer(tokens))
@@ -206,6 +210,10 @@ class Pipeline:
         self._refuse_without_room()
         operation.book = self._prices.book()
         call = choose_tier(operation, call, operation.book)
+        lookup = self._look_up(operation, exchange, call, model)
+        if lookup is not None and lookup.found is not None:
+            await self._answer_again(operation, exchange, surface, call, lookup.found)
+            return
         cap = await self._admit(operation, call, model, operation.book)
 
         async def record() -> list[Priced]:
@@ -217,6 +225,9 @@ class Pipeline:
             try:
                 operation.dropped = answer.dropped
                 headers = reply_headers(operation)
+                if lookup is not None:
+                    headers["x-farthing-cache"] = lookup.outcome
+                    exchange.tap(lookup.take)
                 if call.stream:
                     writer = surface.writer(call)
                     if writer.needs_prompt_count:
@@ -232,6 +243,44 @@ class Pipeline:
                 await self._dispatcher.close(operation, answer)
                 if span is not None:
                     span.set_attribute("farthing.attempts", len(operation.attempts))
+        if lookup is not None:
+            lookup.keep(operation, exchange, call, cap)
+
+    def _look_up(self, operation: Operation, exchange: Exchange, call: Call, model: str) -> Lookup | None:
+        """What the response cache has for the call; None where its model has no response cache."""
+        settings = self._live.settings
+        found = settings.models.get(model)
+        if found is None or found.response_cache is None:
+            return None
+        assert operation.principal is not None
+        with self._tracing.span("look up"):
+            lookup = self._cache.look_up(settings, call, model, operation.principal, exchange)
+        self._metrics.looked_up(lookup.outcome)
+        return lookup
+
+    async def _answer_again(
+        self, operation: Operation, exchange: Exchange, surface: Surface, call: Call, kept: Kept
+    ) -> None:
+        """Give an answer out of the response cache: no attempt and no tokens, billed by its own part of the price."""
+        assert operation.model is not None and operation.book is not None
+        price = operation.book.sale(operation.model, operation.tier, operation.payer)
+        billed = cached_answer_charge(price)
+        operation.hold = await self._admission.admit_flat(operation, operation.model, billed)
+        if exchange.gone:
+            return
+        operation.cached, operation.cached_billed = kept.record(price), billed
+        operation.dropped, operation.finish_reason = kept.dropped, kept.finish_reason
+        operation.reasons = [*operation.reasons, "response_cache"]
+        await self._record(operation)
+        headers = reply_headers(operation) | {"x-farthing-cache": "hit", "age": str(int(kept.age))}
+        headers["x-farthing-cached-tokens"] = "0"
+        if billed is not None:
+            headers["x-farthing-cost"] = f"{billed:f}"
+        if call.stream:
+            await exchange.start_stream(headers, surface.writer(call))
+            await exchange.write(kept.body, last=True)
+        else:
+            await exchange.respond(200, headers, kept.body)
 
     def _route(self, operation: Operation, call: Call) -> str:
         with self._tracing.span("route") as span:

@@ -6,7 +6,8 @@ Every mistake is told with its line, and a file with one is not used at all. Col
   with its time zone, or a day, which begins at midnight UTC; from now on where it is not given);
 - `org`, `team`, `key`: whose override it is; `factor`: times the list price;
 - per million tokens `input_fresh`, `input_cached`, `input_cache_write` (default: input_fresh), `output_text`,
-  `output_reasoning` (default: output_text); `per_request`, `per_image`; `device_hour`, of an upstream without a model;
+  `output_reasoning` (default: output_text); `per_request`, `per_image`, `per_cached_answer`; `device_hour`, of an
+  upstream without a model;
 - `ends`: true, and no price: the one before ends.
 """
 

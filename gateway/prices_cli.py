@@ -113,6 +113,7 @@ def set_(
     output_reasoning: Amount = None,
     per_request: Flat = None,
     per_image: Flat = None,
+    per_cached_answer: Flat = None,
     device_hour: Flat = None,
     factor: Annotated[str | None, typer.Option(help="Of an override: times the list price. 0.8 is 20 % off.")] = None,
     end: Annotated[bool, typer.Option("--end", help="The price ends; an override gives way to the next one.")] = False,
@@ -139,6 +140,7 @@ def set_(
             "output_reasoning": output_reasoning,
             "per_request": per_request,
             "per_image": per_image,
+            "per_cached_answer": per_cached_answer,
             "device_hour": device_hour,
             "factor": factor,
         }.items()

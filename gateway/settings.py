@@ -35,6 +35,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Positive = Annotated[int, Field(gt=0)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(ip_network)]
 Balance = Literal["weighted", "least_busy", "latency", "prefix_affine"]
+SharedBy = Literal["org", "team", "key"]
 Role = Literal["small", "large"]
 ROLES: tuple[Role, ...] = ("small", "large")
 
@@ -57,6 +58,8 @@ class ClassPrices(_Section):
     """For each answer, on top of its tokens."""
     per_image: Amount | None = None
     """For each image of the prompt, on top of its tokens."""
+    per_cached_answer: Amount | None = None
+    """All that an answer from the response cache is billed; nothing where it is not given."""
 
     def complete(self) -> dict[str, Decimal | None]:
         """All five classes with their defaults, and the other parts where they are given."""
@@ -170,6 +173,16 @@ class TargetSettings(_Section):
     """The same for requests with `service_tier: "priority"`; without it their cost is unknown."""
 
 
+class ResponseCacheSettings(_Section):
+    """Answers are kept in memory, and given again to whoever asks the very same."""
+
+    seconds: Seconds
+    """How long an answer is given again."""
+    shared_by: SharedBy = "org"
+    """Who gets each other's answers: all of an org, or only a team, or only a key. A key without a team shares with
+    none. Orgs never share."""
+
+
 class ModelSettings(_Section):
     upstreams: tuple[TargetSettings, ...]
     """Each a table, or just the name of an upstream."""
@@ -192,6 +205,8 @@ class ModelSettings(_Section):
     """Models that answer, in this order, when none of the upstreams can; billed at the price of this one."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Further attempts after one that failed before its first byte."""
+    response_cache: ResponseCacheSettings | None = None
+    """Without it every request is computed."""
     hedge_after_seconds: Seconds | None = None
     """Ask a second upstream too when the first has not begun to answer by then; the slower one is called back."""
 
@@ -220,6 +235,8 @@ class LimitSettings(_Section):
     """After so much silence of the upstream a stream's caller gets a comment, for what may stand between."""
     file_bytes: Positive = 100 * 1024 * 1024
     """Largest file that `/v1/files` takes."""
+    response_cache_bytes: Positive = 64 * 1024 * 1024
+    """How much memory answers of the response cache take in one gateway process, of all models."""
     batch_lines: Positive = 8
     """How many lines of batches one gateway process runs at once."""
     grace_seconds: Seconds = 30.0
@@ -325,6 +342,10 @@ def _model_problems(settings: Settings) -> Problems:
             elif upstream.kind == "engine" and (target.cost or target.priority_cost) is not None:
                 name = "cost" if target.cost is not None else "priority_cost"
                 yield (*here, name), f"an engine's cost is its device_price_per_hour, remove `{name}`"
+            for of, cost in (("cost", target.cost), ("priority_cost", target.priority_cost)):
+                if cost is not None and cost.per_cached_answer is not None:
+                    text = "an answer from the response cache costs no upstream anything: give it in `price`"
+                    yield (*here, of, "per_cached_answer"), text
             if target.upstream in seen:
                 yield here, f"the upstream {target.upstream!r} is there twice; give it a larger weight instead"
             seen.add(target.upstream)

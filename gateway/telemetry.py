@@ -108,6 +108,15 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.in_flight = Gauge("farthing_requests_in_flight", "Requests being served", registry=self.registry)
+        self.cache_bytes = Gauge(
+            "farthing_response_cache_bytes", "What answers in the response cache take", registry=self.registry
+        )
+        self._lookups = Counter(
+            "farthing_response_cache_lookups",
+            "Requests of models with a response cache: hit, miss or bypass",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._operations = Counter(
             "farthing_operations", "Operations recorded", ["status", "model"], registry=self.registry
         )
@@ -134,6 +143,10 @@ class Metrics:
             ("farthing_payloads_dropped", "Payloads that found no room", lambda: payloads.dropped),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
+
+    def looked_up(self, outcome: str) -> None:
+        """A request was looked for in the response cache."""
+        self._lookups.labels(outcome).inc()
 
     def observe(self, record: OperationRecord) -> None:
         model = record.model or ""

@@ -32,6 +32,7 @@ price_version = Table(
     *(Column(name, Numeric, nullable=True, comment="per million tokens") for name in TOKEN_CLASSES),
     Column("per_request", Numeric, nullable=True, comment="for each answered attempt; NULL: no such part"),
     Column("per_image", Numeric, nullable=True, comment="for each image of the prompt; NULL: no such part"),
+    Column("per_cached_answer", Numeric, nullable=True, comment="for each from the response cache; NULL: nothing"),
     Column("device_hour", Numeric, nullable=True, comment="price of one device for an hour, on a cost by device time"),
     Column("factor", Numeric, nullable=True, comment="an override: times the list price"),
     Column("source", Text, nullable=False, server_default="configuration", comment="who entered it"),

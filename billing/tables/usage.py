@@ -13,11 +13,12 @@ COUNTS = (
     *("operations", "failed", "refused", "invalid", "client_closed", "routed", "cache_hits"),
     *TOKEN_CLASSES,
     *("billed_unknown", "cost_unknown", "cache_saved_unknown"),
+    *("cached_answers", "saved_prompt_tokens", "saved_completion_tokens", "cached_answers_saved_unknown"),
 )
 """Measures that are whole numbers."""
 SUMS = ("billed", "cost", "margin")
 """Measures that are NULL where nothing of them is known."""
-AMOUNTS = ("billed_adjustment", "cost_adjustment", "cache_saved")
+AMOUNTS = ("billed_adjustment", "cost_adjustment", "cache_saved", "cached_answers_saved")
 """Measures that are 0 where there is none."""
 MEASURES = (*COUNTS, *SUMS, *AMOUNTS)
 

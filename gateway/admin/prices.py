@@ -45,6 +45,7 @@ class NewPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     output_reasoning: Decimal | None = None
     per_request: Decimal | None = None
     per_image: Decimal | None = None
+    per_cached_answer: Decimal | None = None
     device_hour: Decimal | None = None
     factor: Decimal | None = None
     """Of an override: times the list price."""
