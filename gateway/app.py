@@ -29,14 +29,17 @@ from gateway.admin.app import create_admin, mounted
 from gateway.admin.writing import forget_old_writes
 from gateway.admission import Admission
 from gateway.api.batches import batch_routes
+from gateway.api.callers import AnyRequest
 from gateway.api.files import file_routes
 from gateway.api.health import Readiness, health_routes
 from gateway.api.routes import http_error, models_route, surface_routes
 from gateway.auth import Keys
 from gateway.batches.runner import BatchRunner
+from gateway.client_address import client_address
 from gateway.database import connect
 from gateway.device_meter import DeviceMeter
 from gateway.dispatch import Dispatcher
+from gateway.headers import read_headers
 from gateway.keep_alive import KeepAlive
 from gateway.live import Live
 from gateway.pipeline import Pipeline
@@ -136,7 +139,7 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
             file_routes(engine, live, keys),
             batch_routes(engine, live, keys, batches.wake),
             *health_routes(Readiness(engine, live, prices, ledger), metrics),
-            create_router(engine, sessions, Throttle(), provider),
+            create_router(engine, sessions, Throttle(), partial(_address_of, live), provider),
             mounted(create_admin(engine, admin_key_hash, gate)),
         ],
         lifespan=[lifespan],
@@ -144,6 +147,11 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+
+
+def _address_of(live: Live, request: AnyRequest) -> str:
+    peer = (request.scope.get("client") or ("", 0))[0]
+    return client_address(peer, read_headers(list(request.scope["headers"])), live.settings.trusted_proxies)
 
 
 def _provider(settings: Settings) -> Provider | None:

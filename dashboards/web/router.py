@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from dashboards.web import assets, pages, sign_in
 from dashboards.web.oidc import Provider
 from dashboards.web.session import Sessions, Throttle
-from dashboards.web.site import BASE, AnyRequest, DatabaseAwayError, Site
+from dashboards.web.site import BASE, AddressOf, AnyRequest, DatabaseAwayError, Site
 
 RETRY_SECONDS = "5"
 
@@ -32,10 +32,14 @@ log = structlog.get_logger()
 
 
 def create_router(
-    engine: AsyncEngine, sessions: Sessions, throttle: Throttle, provider: Provider | None = None
+    engine: AsyncEngine,
+    sessions: Sessions,
+    throttle: Throttle,
+    address_of: AddressOf,
+    provider: Provider | None = None,
 ) -> Router:
     """The dashboard at `/dashboard`, reading through `engine`. `provider`: for signing in without the admin key."""
-    site = Site(engine, sessions, throttle, provider)
+    site = Site(engine, sessions, throttle, address_of, provider)
 
     def database_away(_: AnyRequest, error: DatabaseAwayError) -> Response[str]:
         log.warning("dashboard_database_away", error=repr(error.__cause__))

@@ -74,7 +74,7 @@ async def sign_in(request: AnyRequest, site: NamedDependency[Site]) -> Response[
     _refuse_other_sites(request)
     form = parse_qs((await request.body()).decode("utf-8", "replace"))
     page = _own_page(form.get("next", [BASE])[0])
-    address = request.client.host if request.client else "unknown"
+    address = site.address_of(request)
     wait = site.throttle.wait_seconds(address)
     if wait > 0:
         message = f"Too many failed attempts from your address. Try again in {math.ceil(wait / 60)} min."

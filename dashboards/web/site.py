@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,8 @@ BASE = "/dashboard"
 READ_SECONDS = 15.0  # a page that takes longer is answered as if PostgreSQL were away
 
 AnyRequest = Request[Any, Any, Any]
+AddressOf = Callable[[AnyRequest], str]
+"""Which address a request comes from, proxies in front of us seen through: what counts for the brake on guessing."""
 
 _HERE = Path(__file__).parent
 
@@ -39,11 +41,19 @@ class DatabaseAwayError(Exception):
 class Site:
     """The composition of one mounted dashboard."""
 
-    def __init__(self, engine: AsyncEngine, sessions: Sessions, throttle: Throttle, provider: Provider | None) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        sessions: Sessions,
+        throttle: Throttle,
+        address_of: AddressOf,
+        provider: Provider | None,
+    ) -> None:
         self._engine = engine
         self._templates = _environment()
         self.sessions = sessions
         self.throttle = throttle
+        self.address_of = address_of
         self.provider = provider
 
     @asynccontextmanager

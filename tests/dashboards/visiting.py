@@ -1,9 +1,10 @@
 """The dashboard mounted alone, and a visitor to it."""
 
 import hashlib
+from typing import Any
 
 import httpx
-from litestar import Litestar
+from litestar import Litestar, Request
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dashboards.web import Provider, Sessions, Throttle, create_router
@@ -13,8 +14,12 @@ KEY_HASH = hashlib.sha256(ADMIN_KEY.encode()).digest()
 ORIGIN = "http://farthing.test"
 
 
+def peer(request: Request[Any, Any, Any]) -> str:
+    return request.client.host if request.client else "unknown"
+
+
 def mount(engine: AsyncEngine, provider: Provider | None = None) -> Litestar:
-    return Litestar([create_router(engine, Sessions(KEY_HASH), Throttle(), provider)])
+    return Litestar([create_router(engine, Sessions(KEY_HASH), Throttle(), peer, provider)])
 
 
 def visitor(app: Litestar) -> httpx.AsyncClient:

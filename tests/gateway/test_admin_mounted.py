@@ -64,6 +64,25 @@ async def test_the_dashboard_s_session_is_one_for_the_api_too(gateway: Gateway) 
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
+@pytest.mark.parametrize(("proxies", "others_status"), [(["127.0.0.1"], 303), ([], 429)])
+async def test_who_guesses_keys_behind_a_proxy_of_ours_slows_down_nobody_else(
+    settings: dict[str, Any], proxies: list[str], others_status: int
+) -> None:
+    """Where the proxy is none of ours, its word for who is behind it does not count, and all of them are one."""
+    async with (
+        running_gateway(settings | {"trusted_proxies": proxies}) as gateway,
+        httpx.AsyncClient(base_url=f"{gateway.url}/dashboard", trust_env=False) as browser,
+    ):
+
+        async def sign_in(address: str, key: str) -> int:
+            forwarded = {"x-forwarded-for": f"192.0.2.250, {address}"}
+            return (await browser.post("/sign-in", data={"key": key}, headers=forwarded)).status_code
+
+        assert [await sign_in("203.0.113.9", "wrong") for _ in range(9)] == [401] * 8 + [429]
+        assert await sign_in("203.0.113.9", ADMIN_KEY) == 429
+        assert await sign_in("203.0.113.10", ADMIN_KEY) == others_status
+
+
 async def test_no_token_is_in_logs_or_database(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
