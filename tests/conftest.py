@@ -1,6 +1,8 @@
 """Fixtures that every folder shares: a real PostgreSQL, a fresh migrated database, the real small model."""
 
 import asyncio
+import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -13,15 +15,20 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.postgres import embedded_postgres
 
+IN_MEMORY_BYTES = 2 << 30  # must be free; the tests use about a fifth of it
+
 settings.register_profile("farthing", deadline=None)  # what an example takes is the machine's business
 settings.load_profile("farthing")
 
 
 @pytest.fixture(scope="session")
 def postgres_folder() -> Iterator[Path]:
-    """A folder for PostgreSQL's data. Not below pytest's own: each pytest that starts closes that to other users, and
-    PostgreSQL under root is one, so a second session would crash the server of the first."""
-    with tempfile.TemporaryDirectory(prefix="farthing-tests-") as folder:
+    """A folder for PostgreSQL's data, in memory where that has room: a test's database is hundreds of files. Not below
+    pytest's own: each pytest that starts closes that to other users, and PostgreSQL under root is one, so a second
+    session would crash the server of the first."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > IN_MEMORY_BYTES
+    with tempfile.TemporaryDirectory(prefix="farthing-tests-", dir=memory if roomy else None) as folder:
         yield Path(folder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.exc import DBAPIError
@@ -140,7 +141,7 @@ async def test_rows_that_come_while_a_day_goes_are_not_lost(engine: AsyncEngine,
             for _ in range(10):
                 try:
                     await store(engine, own, [])
-                except DBAPIError:  # its partition went; the ledger tries again
+                except (DBAPIError, asyncpg.PostgresError):  # its partition went, or a deadlock; the ledger tries again
                     continue
                 break
         assert own.depth == 0
