@@ -17,10 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import EXACT
 from billing.filters import Filters
+from billing.gaps import gap
 from billing.ids import new_id, smallest_id
 from billing.invoice_lines import InvoiceLine, Key, Open, lines_of, open_charges
 from billing.measures import NOTHING_DISPATCHED
-from billing.tables import adjustment, invoice, invoice_line, operation, org, team, usage_hour
+from billing.tables import adjustment, invoice, invoice_line, operation, org, team
 from billing.windows import window_bounds, zone
 
 LOOK_BACK = timedelta(days=100)
@@ -83,7 +84,7 @@ async def create_invoice(
     customer = found.name if team_id is None else f"{found.name}, {await _team_name(conn, org_id, team_id)}"
     start, end = _bounds(month, found.billing_time_zone)
     await _refuse_unfinished(conn, month, end, found.billing_time_zone)
-    if await _dropped(conn, org_id, start, end):
+    if await gap(conn, start, end, Filters(org_id=org_id)):
         raise ValueError(f"the ledger no longer has all of {month}: retention has dropped days of it")
     currency = currency or await _currency(conn, org_id, team_id, start, end, month)
     earlier = await _valid(conn, org_id, currency)
@@ -248,17 +249,6 @@ def _refuse_twice(earlier: list[Invoice], month: str, team_id: UUID | None) -> N
             )
 
 
-async def _dropped(conn: AsyncConnection, org_id: UUID, start: datetime, end: datetime) -> bool:
-    """Whether retention has dropped ledger days with operations of the org."""
-    query = select(usage_hour.c.bucket).where(
-        usage_hour.c.org_id == org_id,
-        usage_hour.c.bucket > start - timedelta(hours=1),
-        usage_hour.c.bucket < end,
-        usage_hour.c.dropped.is_not(None),
-    )
-    return (await conn.execute(query.limit(1))).first() is not None
-
-
 async def _late(
     conn: AsyncConnection, filters: Filters, earlier: list[Invoice], start: datetime
 ) -> list[tuple[str, Key, Open]]:
@@ -271,7 +261,7 @@ async def _late(
             each.team_id != filters.team_id
             or (filters.team_id is not None and each.month in of_org)
             or not start - LOOK_BACK <= each.ends_at <= start
-            or await _dropped(conn, filters.org_id, each.starts_at, each.ends_at)
+            or await gap(conn, each.starts_at, each.ends_at, Filters(org_id=filters.org_id))
         ):
             continue
         charges = await open_charges(conn, filters, each.month, each.starts_at, each.ends_at)

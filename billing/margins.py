@@ -31,6 +31,7 @@ class MarginLine(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over attempts, adjustments included. A sum is None when none of it is known."""
 
     name: str | None
+from billing.gaps import Gap, gap
     """Of the model, user, …; None: those that have none."""
     currency: str
     attempts: int
@@ -83,7 +84,9 @@ async def margins(
             shares = _spread(line, rows, shares)
         used = {(row.upstream, row.currency) for row in rows if row.seconds}
         idle = [line for line in idle if line.cost is None or (line.upstream, line.currency) not in used]
-    return Margins(lines=_lines(rows, shares), idle=idle)
+    return Margins(lines=_lines(rows, shares), idle=idle, gap=await gap(conn, start, end))
+    gap: Gap | None
+    """Days that are in no line, but for their idle time."""
 
 
 def _sums(start: datetime, end: datetime, by: str) -> Select[Any]:

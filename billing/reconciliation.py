@@ -1,7 +1,7 @@
 """An upstream's bill beside what the ledger says of its attempts: per UTC day and model, what differs."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.bills import COUNTS, BillLine, slack
 from billing.charge import EXACT
+from billing.gaps import Gap, gap
 from billing.ids import smallest_id
 
 TOLERANCE = Decimal("0.005")
@@ -67,6 +68,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """Of all days, whether or not they differ."""
     unknown: int
     """Attempts in the ledger whose cost is unknown or in another currency: in no cost."""
+    gap: Gap | None
+    """Days that the ledger has no longer: there the bill stands alone."""
 
 
 class _Side(NamedTuple):
@@ -119,6 +122,7 @@ async def reconcile(
         differences=tuple(found),
         totals=tuple(totals),
         unknown=unknown if "cost" in compared else 0,
+        gap=await gap(conn, *_period(first, last)),
     )
 
 
@@ -127,6 +131,11 @@ def _days(lines: list[BillLine], month: str | None) -> tuple[date, date]:
         return min(line.day for line in lines), max(line.day for line in lines)
     first = lines[0].day.replace(day=1)
     return first, (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
+
+
+def _period(first: date, last: date) -> tuple[datetime, datetime]:
+    start, end = (datetime.combine(day, time(), UTC) for day in (first, last))
+    return start, end + timedelta(days=1)
 
 
 def _theirs(lines: list[BillLine], names: Mapping[str, str]) -> dict[tuple[date, str], _Side]:
@@ -146,8 +155,7 @@ def _theirs(lines: list[BillLine], names: Mapping[str, str]) -> dict[tuple[date,
 async def _ours(
     conn: AsyncConnection, upstream: str, first: date, last: date, currency: str | None
 ) -> tuple[dict[tuple[date, str], _Side], int]:
-    start = datetime(first.year, first.month, first.day, tzinfo=UTC)
-    end = datetime(last.year, last.month, last.day, tzinfo=UTC) + timedelta(days=1)
+    start, end = _period(first, last)
     parameters = {
         "upstream": upstream,
         "start": start,

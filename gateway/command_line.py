@@ -34,6 +34,11 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def warn(message: object) -> None:
+    """One sentence on stderr; the command goes on."""
+    typer.echo(f"farthing: {message}", err=True)
+
+
 def find_database(database_url: str | None, data_dir: Path | None) -> "URL":
     """The database named on the command line, else the one in up.json."""
     from gateway.connect import DatabaseUnavailableError, asyncpg_url

@@ -1,32 +1,21 @@
 """`farthing export …`: usage and costs as files for other programs. Heavy imports wait, as in cli.py."""
 
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gateway.command_line import DatabaseUrl, DataDir, in_database
-from gateway.usage_options import (
-    From,
-    Key,
-    Last,
-    Model,
-    Org,
-    Tag,
-    Team,
-    TimeZone,
-    To,
-    User,
-    Wanted,
-    filters,
-    period,
-)
+from gateway import usage_options
+from gateway.command_line import DatabaseUrl, DataDir, fail, in_database, warn
+from gateway.usage_options import Wanted, filters, period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from billing.filters import Filters
+    from billing.gaps import Gap
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it; - is standard output.")]
 FormatOption = Annotated[
@@ -40,16 +29,16 @@ app = typer.Typer(help="Write usage and costs to files: CSV or Parquet.", no_arg
 def usage(
     out: Out,
     format: FormatOption = None,
-    last: Last = None,
-    first: From = None,
-    to: To = None,
-    time_zone: TimeZone = "UTC",
-    org: Org = None,
-    team: Team = None,
-    user: User = None,
-    key: Key = None,
-    model: Model = None,
-    tag: Tag = None,
+    last: usage_options.Last = None,
+    first: usage_options.From = None,
+    to: usage_options.To = None,
+    time_zone: usage_options.TimeZone = "UTC",
+    org: usage_options.Org = None,
+    team: usage_options.Team = None,
+    user: usage_options.User = None,
+    key: usage_options.Key = None,
+    model: usage_options.Model = None,
+    tag: usage_options.Tag = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -65,7 +54,7 @@ def usage(
 
         return export_usage(connection, start, end, which, chosen)
 
-    _write(pieces, Wanted(org, team, user, key, model, tag), out, database_url, data_dir)
+    _write(pieces, (start, end), Wanted(org, team, user, key, model, tag), out, database_url, data_dir)
 
 
 @app.command()
@@ -76,15 +65,15 @@ def focus(
     ] = "billed",
     format: FormatOption = None,
     provider: Annotated[str, typer.Option(help="Your name in it.")] = "Farthing",
-    last: Last = None,
-    first: From = None,
-    to: To = None,
-    org: Org = None,
-    team: Team = None,
-    user: User = None,
-    key: Key = None,
-    model: Model = None,
-    tag: Tag = None,
+    last: usage_options.Last = None,
+    first: usage_options.From = None,
+    to: usage_options.To = None,
+    org: usage_options.Org = None,
+    team: usage_options.Team = None,
+    user: usage_options.User = None,
+    key: usage_options.Key = None,
+    model: usage_options.Model = None,
+    tag: usage_options.Tag = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -100,7 +89,7 @@ def focus(
 
         return export_focus(connection, view, start, end, which, chosen, provider)
 
-    _write(pieces, Wanted(org, team, user, key, model, tag), out, database_url, data_dir)
+    _write(pieces, (start, end), Wanted(org, team, user, key, model, tag), out, database_url, data_dir)
 
 
 def _format(given: Literal["csv", "parquet"] | None, out: Path) -> Literal["csv", "parquet"]:
@@ -109,6 +98,7 @@ def _format(given: Literal["csv", "parquet"] | None, out: Path) -> Literal["csv"
 
 def _write(
     pieces: "Callable[[AsyncConnection, Filters], AsyncIterator[bytes]]",
+    within: tuple[datetime, datetime],
     wanted: Wanted,
     out: Path,
     database_url: str | None,
@@ -117,31 +107,38 @@ def _write(
     """Beside the file first, and in its place when it is whole: what was there before outlives a failure."""
     import sys
 
-    from gateway.command_line import fail
+    async def write_to(connection: "AsyncConnection", file: IO[bytes]) -> "tuple[int, Gap | None]":
+        from billing.gaps import gap
 
-    async def to_standard_output(connection: "AsyncConnection") -> None:
-        async for piece in pieces(connection, await filters(connection, wanted)):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-
-    async def to_file(connection: "AsyncConnection") -> int:
-        part = out.with_name(out.name + ".part")
+        which = await filters(connection, wanted)
+        lacks = await gap(connection, *within, which)
         size = 0
+        async for piece in pieces(connection, which):
+            size += file.write(piece)
+        return size, lacks
+
+    async def to_standard_output(connection: "AsyncConnection") -> "tuple[int, Gap | None]":
+        written = await write_to(connection, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return written
+
+    async def to_file(connection: "AsyncConnection") -> "tuple[int, Gap | None]":
+        part = out.with_name(out.name + ".part")
         try:
             with part.open("wb") as file:
-                async for piece in pieces(connection, await filters(connection, wanted)):
-                    size += file.write(piece)
+                written = await write_to(connection, file)
             part.replace(out)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        return size
+        return written
 
-    if str(out) == "-":
-        in_database(to_standard_output, database_url, data_dir)
-        return
+    to_terminal = str(out) == "-"
     try:
-        size = in_database(to_file, database_url, data_dir)
+        size, lacks = in_database(to_standard_output if to_terminal else to_file, database_url, data_dir)
     except OSError as error:
         fail(f"cannot write {out}: {error.strerror}")
-    typer.echo(f"wrote {out} ({size:,} bytes)")
+    if not to_terminal:
+        typer.echo(f"wrote {out} ({size:,} bytes)")
+    if lacks is not None:
+        warn(lacks)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.amounts import money
-from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show
+from gateway.command_line import DatabaseUrl, DataDir, Json, in_database, show, warn
 from gateway.usage_options import From, Last, TimeZone, To, period
 
 if TYPE_CHECKING:
@@ -93,3 +93,5 @@ def margins(
         for row in rows:
             row |= {name: money(row[name]) for name in ("billed", "cost", "idle_cost", "margin")}
     show(rows, as_json)
+    if found.gap is not None:
+        warn(found.gap)

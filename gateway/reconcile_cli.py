@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.amounts import exact
-from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
+from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show, warn
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -70,6 +70,8 @@ def reconcile(
         typer.echo(json.dumps(msgspec.to_builtins(found), indent=2, ensure_ascii=False))
     else:
         _print(found)
+    if found.gap is not None:
+        warn(found.gap)
     if found.differences:
         raise typer.Exit(1)
 

@@ -7,23 +7,10 @@ from uuid import UUID
 
 import typer
 
+from gateway import usage_options
 from gateway.amounts import money, percent
 from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
-from gateway.usage_options import (
-    From,
-    Key,
-    Last,
-    Model,
-    Org,
-    Tag,
-    Team,
-    TimeZone,
-    To,
-    User,
-    Wanted,
-    filters,
-    period,
-)
+from gateway.usage_options import Wanted, filters, period
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -41,16 +28,16 @@ def usage(
     by: Annotated[
         str, typer.Option(help="user, team, org, key, model, day, hour or tag:NAME; several with commas.")
     ] = "user",
-    last: Last = None,
-    first: From = None,
-    to: To = None,
-    time_zone: TimeZone = "UTC",
-    org: Org = None,
-    team: Team = None,
-    user: User = None,
-    key: Key = None,
-    model: Model = None,
-    tag: Tag = None,
+    last: usage_options.Last = None,
+    first: usage_options.From = None,
+    to: usage_options.To = None,
+    time_zone: usage_options.TimeZone = "UTC",
+    org: usage_options.Org = None,
+    team: usage_options.Team = None,
+    user: usage_options.User = None,
+    key: usage_options.Key = None,
+    model: usage_options.Model = None,
+    tag: usage_options.Tag = None,
     as_json: Json = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
@@ -81,13 +68,13 @@ def usage(
 
 @app.command()
 def forecast(
-    time_zone: TimeZone = "UTC",
-    org: Org = None,
-    team: Team = None,
-    user: User = None,
-    key: Key = None,
-    model: Model = None,
-    tag: Tag = None,
+    time_zone: usage_options.TimeZone = "UTC",
+    org: usage_options.Org = None,
+    team: usage_options.Team = None,
+    user: usage_options.User = None,
+    key: usage_options.Key = None,
+    model: usage_options.Model = None,
+    tag: usage_options.Tag = None,
     as_json: Json = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,

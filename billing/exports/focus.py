@@ -21,6 +21,7 @@ from billing.charge import EXACT
 from billing.charged import Charged, charged
 from billing.exports.sheets import Column, Format, Row, sheet
 from billing.filters import Filters
+from billing.gaps import gap
 from billing.tables import api_key, app_user, device_hour, org, team
 
 View = Literal["billed", "cost"]
@@ -129,7 +130,7 @@ async def export_focus(
             for each in await _idle(conn, start, end):
                 yield _row(each, view, provider, names)
 
-    async for piece in sheet(rows, COLUMNS, format):
+    async for piece in sheet(rows, COLUMNS, format, lacks=await gap(conn, start, end, filters)):
         yield piece
 
 

@@ -58,16 +58,17 @@ async def sheet(
     columns: Sequence[Column],
     format: Format,
     digits: Sequence[Digits] | None = None,
+    lacks: object = None,
 ) -> AsyncIterator[bytes]:
     """The file's bytes, in pieces. Raises ValueError as `Digits.type` does, and on an unknown format.
 
     `rows` is called once, and for Parquet once more before, to count digits, where `digits` (one for each column) does
-    not say them.
+    not say them. `lacks`: what is said of it in a Parquet file's metadata, as `farthing.lacks`; a CSV has no place.
     """
     if format == "csv":
         pieces = _csv(rows(), columns)
     elif format == "parquet":
-        pieces = _parquet(rows(), columns, digits or await _count_digits(rows(), columns))
+        pieces = _parquet(rows(), columns, digits or await _count_digits(rows(), columns), lacks)
     else:
         raise ValueError(f"{format!r} is no format of an export; use csv or parquet")
     async for piece in pieces:
@@ -81,7 +82,7 @@ async def _csv(rows: AsyncIterator[Row], columns: Sequence[Column]) -> AsyncIter
 
 
 async def _parquet(
-    rows: AsyncIterator[Row], columns: Sequence[Column], digits: Sequence[Digits]
+    rows: AsyncIterator[Row], columns: Sequence[Column], digits: Sequence[Digits], lacks: object
 ) -> AsyncIterator[bytes]:
     try:
         import pyarrow as pa
@@ -100,6 +101,8 @@ async def _parquet(
         for column, each in zip(columns, digits, strict=True)
     ]
     schema = pa.schema([pa.field(column.name, kind) for column, kind in zip(columns, types, strict=True)])
+    if lacks is not None:
+        schema = schema.with_metadata({"farthing.lacks": str(lacks)})
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
         async for batch in _batches(rows, PARQUET_ROWS):

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.charged import ID_SLACK
 from billing.exports.sheets import Column, Digits, Format, Row, sheet
 from billing.filters import Filters
+from billing.gaps import gap
 from billing.ids import smallest_id
 from billing.records import TOKEN_CLASSES
 
@@ -44,9 +45,13 @@ COLUMNS = (
     Column("currency"),
     Column("ttft_seconds", "seconds"),
     Column("total_seconds", "seconds"),
+    Column("cached_from"),
+    *(Column(name, "integer") for name in ("saved_prompt_tokens", "saved_completion_tokens")),
+    *(Column(name, "decimal") for name in ("saved_billed", "saved_cost")),
 )
 """`billed`, `cost` and `margin` have their adjustments in them; `upstream`, `tier` and `usage_source` are of the last
-attempt, tokens of all."""
+attempt, tokens of all. The last five are of answers from the response cache: which operation's answer it was, and what
+that came to."""
 
 _WITHIN = "o.started_at >= :start AND o.started_at < :end AND o.id >= :first AND o.id < :after"
 _ADJUSTED = """
@@ -84,7 +89,8 @@ SELECT o.id, o.started_at, o.recorded_at, org.name, team.name, app_user.name, ap
        o.finish_reason, o.stream, coalesce(t.attempts, 0), t.upstream, t.tier, t.usage_source,
        {", ".join(f"coalesce(t.{name}, 0)" for name in TOKEN_CLASSES)},
        o.now_billed, o.now_cost, o.now_billed - o.now_cost,
-       coalesce(o.billed_adjustment, 0), coalesce(o.cost_adjustment, 0), o.currency, o.ttft_seconds, o.total_seconds
+       coalesce(o.billed_adjustment, 0), coalesce(o.cost_adjustment, 0), o.currency, o.ttft_seconds, o.total_seconds,
+       o.cached_from, o.saved_prompt_tokens, o.saved_completion_tokens, o.saved_billed, o.saved_cost
 FROM ({_MONEY} FROM operation o {_ADJUSTED} WHERE {_WITHIN}{{condition}}) o
 LEFT JOIN (
     SELECT a.operation_id, count(*) AS attempts, {_LAST}, {_TOKENS} FROM attempt a
@@ -97,7 +103,10 @@ LEFT JOIN api_key ON api_key.id = o.key_id
 ORDER BY o.id
 """  # noqa: S608 - names of columns
 
-_AMOUNTS = ("now_billed", "now_cost", "now_billed - o.now_cost", "billed_adjustment", "cost_adjustment")
+_AMOUNTS = (
+    *("now_billed", "now_cost", "now_billed - o.now_cost", "billed_adjustment", "cost_adjustment"),
+    *("saved_billed", "saved_cost"),
+)
 _DIGITS = f"""
 SELECT {", ".join(f"max(abs(trunc(o.{each}))), max(min_scale(o.{each}))" for each in _AMOUNTS)}
 FROM ({_MONEY} FROM operation o {_ADJUSTED} WHERE {_WITHIN}{{condition}}) o
@@ -132,7 +141,7 @@ async def export_usage(
     digits = None
     if format == "parquet":
         digits = await _digits(conn, condition, parameters)
-    async for piece in sheet(rows, COLUMNS, format, digits):
+    async for piece in sheet(rows, COLUMNS, format, digits, await gap(conn, start, end, filters)):
         yield piece
 
 

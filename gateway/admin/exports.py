@@ -15,6 +15,7 @@ from billing.exports.focus import View, export_focus
 from billing.exports.sheets import Format
 from billing.exports.usage import export_usage
 from billing.filters import Filters
+from billing.gaps import gap
 from gateway.admin.access import needs
 from gateway.admin.moments import period
 from gateway.admin.writing import Admin
@@ -36,7 +37,8 @@ async def usage_file(
 ) -> Stream:
     """Every operation that began in [start, end), one row an attempt, as CSV or Parquet."""
     first, last = period(start, end)
-    return await _file(admin, lambda conn: export_usage(conn, first, last, filters, format), "usage", format)
+    lacks = await _lacks(admin, first, last, filters)
+    return await _file(admin, lambda conn: export_usage(conn, first, last, filters, format), "usage", format, lacks)
 
 
 @get("/exports/focus", opt=needs("read"), media_type="text/csv")
@@ -50,16 +52,28 @@ async def focus_file(
 ) -> Stream:
     """Costs in the FOCUS format: what users were billed, or what the operator paid."""
     first, last = period(start, end)
+    lacks = await _lacks(admin, first, last, filters)
     return await _file(
-        admin, lambda conn: export_focus(conn, view, first, last, filters, format), f"focus-{view}", format
+        admin, lambda conn: export_focus(conn, view, first, last, filters, format), f"focus-{view}", format, lacks
     )
 
 
 ROUTES = [usage_file, focus_file]
 
 
+async def _lacks(admin: Admin, start: datetime, end: datetime, filters: Filters) -> dict[str, str]:
+    """A header where retention has dropped days of the period."""
+    async with admin.read() as conn:
+        found = await gap(conn, start, end, filters)
+    return {} if found is None else {"x-farthing-lacks": str(found)}
+
+
 async def _file(
-    admin: Admin, export: Callable[[AsyncConnection], AsyncIterator[bytes]], name: str, format: Format
+    admin: Admin,
+    export: Callable[[AsyncConnection], AsyncIterator[bytes]],
+    name: str,
+    format: Format,
+    headers: dict[str, str],
 ) -> Stream:
     pieces = _pieces(admin, export)
     first = await anext(pieces, b"")  # what is refused is refused before the answer has begun
@@ -70,8 +84,8 @@ async def _file(
             async for piece in pieces:
                 yield piece
 
-    disposition = f'attachment; filename="{name}.{format}"'
-    return Stream(whole(), media_type=MEDIA_TYPES[format], headers={"content-disposition": disposition})
+    headers = headers | {"content-disposition": f'attachment; filename="{name}.{format}"'}
+    return Stream(whole(), media_type=MEDIA_TYPES[format], headers=headers)
 
 
 async def _pieces(

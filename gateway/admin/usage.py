@@ -14,6 +14,7 @@ from billing.breakdown import UsageRow, usage_by
 from billing.explanation import Explanation, explain
 from billing.filters import Filters
 from billing.forecast import Forecast, forecast_month
+from billing.gaps import Gap
 from billing.margins import IdleLine, MarginLine, margins
 from billing.people import MissingError
 from billing.records import TokenClasses
@@ -81,6 +82,8 @@ Tag = Annotated[str | None, QueryParameter(name="tag", description="Only what is
 
 
 def filters(
+    gap: Gap | None
+    """Days that retention has dropped: in no line, but for their idle time."""
     admin: NamedDependency[Admin],
     org_id: FromQuery[UUID | None] = None,
     team_id: FromQuery[UUID | None] = None,
@@ -142,7 +145,7 @@ async def margin_report(
     first, last = period(start, end)
     async with admin.read(REPORT_SECONDS) as conn:
         found = await margins(conn, first, last, by, spread_idle=spread_idle)
-    return MarginReport([_margin(line) for line in found.lines], found.idle)
+    return MarginReport([_margin(line) for line in found.lines], found.idle, found.gap)
 
 
 @get("/operations/{operation_id:uuid}", opt=needs("read"))
