@@ -15,10 +15,10 @@ from benchmarks.report import number
 INTRODUCTION = """# Results
 
 Each section is one run of `python -m benchmarks.engine`, `benchmarks.quality`, `benchmarks.gateway`,
-`benchmarks.billing` or `benchmarks.alerts` on one machine, as `python -m benchmarks.results` writes it. Figures are
-medians with the lowest and the highest in brackets. A ratio over 1 means that Farthing is better than the best peer,
-unless its target says that less is better. Absolute figures drift with the machine and its neighbours; what one run has
-side by side can be compared.
+`benchmarks.billing`, `benchmarks.migrations` or `benchmarks.alerts` on one machine, as `python -m benchmarks.results`
+writes it. Figures are medians with the lowest and the highest in brackets. A ratio over 1 means that Farthing is better
+than the best peer, unless its target says that less is better. Absolute figures drift with the machine and its
+neighbours; what one run has side by side can be compared.
 """
 
 

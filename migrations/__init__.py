@@ -1,6 +1,7 @@
 """Schema changes, run by Alembic from inside the installed package: no alembic.ini, no checkout needed."""
 
 import asyncio
+import time
 from pathlib import Path
 
 from alembic import command
@@ -9,23 +10,39 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+LOCK_TIMEOUT = "500ms"
+"""How long a statement waits for its lock: whoever comes after it waits as long. Shorter than PostgreSQL's pause before
+it looks for a deadlock, so that a migration gives way, and never a gateway."""
+PATIENCE_SECONDS = 60.0
+PAUSE_SECONDS = 1.0
+
 _LOCK = 0x6661727468_01  # "farth", 1: one migration at a time
+_BUSY = ("55P03", "40P01")  # lock_not_available, deadlock_detected
+_OLDEST = text("""
+    SELECT pid, coalesce(nullif(application_name, ''), 'no name') AS name,
+        extract(epoch FROM clock_timestamp() - xact_start)::int AS seconds
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+    ORDER BY xact_start LIMIT 3
+""")
 
 
 class MigrationError(RuntimeError):
     """The database cannot be brought to this version; the message says why and what to do."""
 
 
-def upgrade(url: str) -> None:
+def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at `url` (postgresql+asyncpg://…) to this version's schema, all in one transaction.
 
-    Two starters at once take turns by an advisory lock; the second finds nothing to do. Not for use inside a running
-    event loop. Raises MigrationError when the database is unreachable or newer than this code.
+    Two starters at once take turns by an advisory lock; the second finds nothing to do. Gateways may use the database
+    meanwhile: while a query of theirs is in the way, it steps back and tries again, for PATIENCE_SECONDS. Not for use
+    inside a running event loop. Raises MigrationError, with nothing changed, when the database is unreachable, newer
+    than this code, or in use all that time.
     """
-    _run(url, "upgrade", "head")
+    _run(url, "upgrade", revision)
 
 
 def downgrade(url: str, revision: str) -> None:
@@ -51,12 +68,34 @@ def _run(url: str, direction: str, revision: str) -> None:
 
 async def _migrate(url: str, direction: str, revision: str) -> None:
     engine = create_async_engine(url, poolclass=NullPool)
+    end = time.monotonic() + PATIENCE_SECONDS
     try:
-        async with engine.begin() as connection:
-            await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-            await connection.run_sync(_alembic, direction, revision)
+        while True:
+            try:
+                async with engine.begin() as connection:
+                    await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+                    await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
+                    await connection.run_sync(_alembic, direction, revision)
+                return
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) not in _BUSY:
+                    raise
+                if time.monotonic() > end:
+                    raise MigrationError(await _in_use(engine, error.statement)) from error
+            await asyncio.sleep(PAUSE_SECONDS)
     finally:
         await engine.dispose()
+
+
+async def _in_use(engine: AsyncEngine, statement: str | None) -> str:
+    async with engine.connect() as connection:
+        oldest = [f"{row.pid} ({row.name}, {row.seconds} s)" for row in await connection.execute(_OLDEST)]
+    words = " ".join((statement or "").split()[:3])
+    return (
+        f"a table was in use for {PATIENCE_SECONDS:g} s, at `{words} …`; nothing is changed. Its longest transactions "
+        f"are those of the PostgreSQL processes {', '.join(oldest) or '(none now)'}: wait until they have ended, or "
+        "end them with SELECT pg_terminate_backend(process), or stop the gateways; then migrate again"
+    )
 
 
 def _alembic(connection: Connection, direction: str, revision: str) -> None:
