@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, Select, func, insert, select, true, tuple_
+from sqlalchemy import ColumnElement, Row, Select, func, insert, literal_column, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import prices
-from billing.charge import EXACT, charge, device_cost
+from billing.charge import EXACT, cached_answer_charge, charge, device_cost
 from billing.ids import new_id, smallest_id
 from billing.prices import Book, Payer, Price, PriceBook
-from billing.records import TOKEN_CLASSES, UNSETTLED, TokenClasses
+from billing.records import CACHED_ANSWER_NUMBER, TOKEN_CLASSES, UNSETTLED, TokenClasses
 from billing.tables import adjustment, attempt, operation
 
 Amount = Literal["billed", "cost"]
@@ -35,10 +35,11 @@ _ID_SLACK = timedelta(hours=1)  # an id may be made a little before or after `st
 
 
 class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes about one attempt."""
+    """What changes about one attempt, or one answer from the response cache."""
 
     operation_id: UUID
     number: int
+    """CACHED_ANSWER_NUMBER where there is no attempt."""
     started_at: datetime
     """Of the operation."""
     currency: str
@@ -57,7 +58,7 @@ class Rerating(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to."""
 
     attempts: int
-    """Looked at."""
+    """Looked at, with answers from the response cache."""
     adjusted: int
     billed_delta: dict[str, Decimal]
     """By currency."""
@@ -119,7 +120,7 @@ async def rerate(
     rates = _Rates(await prices.load_all(conn))
     seen = adjusted = unpriced = 0
     sums: dict[Amount, dict[str, Decimal]] = {"billed": {}, "cost": {}}
-    async for rows in _pages(conn, start, end):
+    async for rows in _all(conn, start, end):
         found = []
         for row in rows:
             seen += 1
@@ -142,12 +143,14 @@ async def rerate(
     )
 
 
-async def _pages(conn: AsyncConnection, start: datetime, end: datetime) -> AsyncIterator[Sequence[Row[Any]]]:
-    """Attempts of the period with their operation and what has been adjusted so far, in the order of their ids."""
-    after: tuple[UUID, int] = (smallest_id(start - _ID_SLACK), 0)
-    while rows := (await conn.execute(_page(start, end, after))).all():
-        yield rows
-        after = (rows[-1].operation_id, rows[-1].number)
+async def _all(conn: AsyncConnection, start: datetime, end: datetime) -> AsyncIterator[Sequence[Row[Any]]]:
+    """Attempts of the period with their operation and what has been adjusted so far, in the order of their ids; then
+    answers from the response cache."""
+    for page in (_page, _page_of_cached_answers):
+        after: tuple[UUID, int] = (smallest_id(start - _ID_SLACK), 0)
+        while rows := (await conn.execute(page(start, end, after))).all():
+            yield rows
+            after = (rows[-1].operation_id, rows[-1].number)
 
 
 def _page(start: datetime, end: datetime, after: tuple[UUID, int]) -> Select[Any]:
@@ -181,8 +184,40 @@ def _page(start: datetime, end: datetime, after: tuple[UUID, int]) -> Select[Any
     )
 
 
+def _page_of_cached_answers(start: datetime, end: datetime, after: tuple[UUID, int]) -> Select[Any]:
+    number: ColumnElement[int] = literal_column(str(CACHED_ANSWER_NUMBER))
+    before = (
+        select(func.sum(adjustment.c.billed_delta).label("billed_before"))
+        .where(adjustment.c.operation_id == operation.c.id)
+        .lateral()
+    )
+    return (
+        select(
+            operation.c.id.label("operation_id"),
+            number.label("number"),
+            operation.c.started_at.label("operation_started_at"),
+            operation.c.model.label("routed_model"),
+            *(operation.c[name] for name in ("org_id", "team_id", "key_id", "currency")),
+            *(operation.c[name] for name in ("billed", "cached_from", "price_version_id", "price_override_id")),
+            before,
+        )
+        .join(before, true())
+        .where(
+            operation.c.cached_from.is_not(None),
+            operation.c.id > after[0],
+            operation.c.id < smallest_id(end + _ID_SLACK),
+            operation.c.started_at >= start,
+            operation.c.started_at < end,
+        )
+        .order_by(operation.c.id)
+        .limit(PAGE)
+    )
+
+
 def _adjust(row: Row[Any], rates: _Rates, model: str | None) -> tuple[Adjustment | None, bool]:
-    """What changes about an attempt, and whether it lacks a price by the corrected book."""
+    """What changes about an attempt or a cached answer, and whether it lacks a price by the corrected book."""
+    if "cached_from" in row._mapping:
+        return _adjust_cached(row, rates, model)
     if row.usage_flag == UNSETTLED:
         return None, False
     billed = _billed(row, rates) if model in (None, row.routed_model) else _UNCHANGED
@@ -205,6 +240,30 @@ def _adjust(row: Row[Any], rates: _Rates, model: str | None) -> tuple[Adjustment
         cost_version_to=upstream.id if upstream else row.cost_version_id,
     )
     return made, billed.lacks or cost.lacks
+
+
+def _adjust_cached(row: Row[Any], rates: _Rates, model: str | None) -> tuple[Adjustment | None, bool]:
+    changes = model in (None, row.routed_model) and rates.corrected(row, "sale", (row.routed_model, ""))
+    if not changes:
+        return None, False
+    used = rates.versions.get(row.price_version_id)
+    tier: Any = (used.tier if used is not None else "") or "standard"
+    price = rates.at(row).sale(row.routed_model, tier, Payer(row.org_id, row.team_id, row.key_id))
+    billed = _changed(row.billed, row.billed_before, cached_answer_charge(price), price)
+    if billed.delta is None or price is None:
+        return None, billed.lacks
+    made = Adjustment(
+        operation_id=row.operation_id,
+        number=row.number,
+        started_at=row.operation_started_at,
+        currency=row.currency,
+        billed_delta=billed.delta,
+        price_version_from=row.price_version_id,
+        price_version_to=price.id,
+        override_from=row.price_override_id,
+        override_to=price.override_id,
+    )
+    return made, False
 
 
 class _Changed(NamedTuple):

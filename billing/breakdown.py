@@ -32,6 +32,13 @@ _IN_TAG_ROLLUPS = {"org", "model", "day", "hour"}
 _NAMED = {"user": (app_user, "user_id"), "team": (team, "team_id"), "org": (org, "org_id"), "key": (api_key, "key_id")}
 
 
+CACHED_ANSWERS = (
+    *("cached_answers", "saved_prompt_tokens", "saved_completion_tokens"),
+    *("cached_answers_saved", "cached_answers_saved_unknown"),
+)
+"""Fields of a UsageRow about the response cache."""
+
+
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one combination of the dimensions came to, in one currency. A sum is None when none of it is known."""
 
@@ -57,6 +64,15 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     billed_adjustment: Decimal
     """What corrected prices changed; it is in `billed`."""
     cost_adjustment: Decimal
+    cached_answers: int = 0
+    """Operations whose answer came out of the response cache. Their own tokens are 0."""
+    saved_prompt_tokens: int = 0
+    """Of the calls that those answers were made for, as is `saved_completion_tokens`."""
+    saved_completion_tokens: int = 0
+    cached_answers_saved: Decimal = Decimal(0)
+    """What those calls were billed more than the answers from the cache."""
+    cached_answers_saved_unknown: int = 0
+    """Answers that are not in `cached_answers_saved`."""
 
     @property
     def margin_share(self) -> Decimal | None:
@@ -221,6 +237,7 @@ def _row(row: Row[Any], dimensions: Sequence[str], tz: ZoneInfo) -> UsageRow:
         margin=margin,
         billed_adjustment=values["billed_adjustment"],
         cost_adjustment=values["cost_adjustment"],
+        **{name: values[name] for name in CACHED_ANSWERS},
     )
 
 

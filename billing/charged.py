@@ -120,12 +120,13 @@ GROUP BY {group}o.currency, coalesce(o.model, ''), t.operation_id IS NULL, o.pri
 """
 
 _OF_ADJUSTMENTS = """
-SELECT {select}j.currency, coalesce(o.model, '') AS model, a.tier,
+SELECT {select}j.currency, coalesce(o.model, '') AS model, coalesce(a.tier, 'standard') AS tier,
        count(DISTINCT (j.operation_id, j.number)) AS quantity, sum(j.{delta}) AS amount
 FROM adjustment j JOIN operation o ON o.id = j.operation_id
-JOIN attempt a ON a.operation_id = j.operation_id AND a.number = j.number
-WHERE j.{delta} IS NOT NULL AND {within} AND a.operation_id >= :first AND a.operation_id < :after
-GROUP BY {group}j.currency, coalesce(o.model, ''), a.tier
+LEFT JOIN attempt a ON a.operation_id = j.operation_id AND a.number = j.number
+    AND a.operation_id >= :first AND a.operation_id < :after
+WHERE j.{delta} IS NOT NULL AND {within}
+GROUP BY {group}j.currency, coalesce(o.model, ''), coalesce(a.tier, 'standard')
 """
 
 

@@ -10,10 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import EXACT, device_cost, total
-from billing.charged import PARTS
+from billing.charged import CACHED_ANSWER, PARTS, Part
 from billing.operations import OperationDetail, find_operation
 from billing.prices import Price, effective
-from billing.records import AttemptRecord, OperationRecord
+from billing.records import AttemptRecord, CachedAnswer, OperationRecord
 from billing.reports import EVERYTHING, Within
 from billing.tables import adjustment
 
@@ -63,6 +63,8 @@ class Adjusted(msgspec.Struct, frozen=True, kw_only=True):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     operation: OperationDetail
     attempts: tuple[AttemptExplanation, ...]
+    cached: Amount | None
+    """What an answer from the response cache was billed; None where it was computed."""
     adjustments: tuple[Adjusted, ...]
     billed: Decimal | None
     """Adjustments counted in; None: unknown."""
@@ -87,6 +89,7 @@ async def explain(conn: AsyncConnection, operation_id: UUID, *, within: Within =
             AttemptExplanation(record=each, billed=_billed(each, versions), cost=_cost(each, versions))
             for each in record.attempts
         ),
+        cached=None if record.cached is None else _billed_again(record.cached, record.billed, versions),
         adjustments=adjustments,
         billed=billed,
         cost=cost,
@@ -110,6 +113,24 @@ def _billed(attempt: AttemptRecord, versions: Mapping[UUID, Price]) -> Amount:
         price=price,
         list_price=named if override is not None and override.factor is not None else None,
         parts=() if note else parts,
+        note=note,
+    )
+
+
+def _billed_again(cached: CachedAnswer, amount: Decimal | None, versions: Mapping[UUID, Price]) -> Amount:
+    named, override = _version(versions, cached.price_version_id), _version(versions, cached.price_override_id)
+    price = effective(named, override)
+    rate = None if price is None else price.per_cached_answer
+    note = None
+    if amount is None:
+        note = "unknown: its model had no price"
+    elif rate is None:
+        note = "its price has no part for answers from the response cache: they are free"
+    return Amount(
+        amount=amount,
+        price=price,
+        list_price=named if override is not None and override.factor is not None else None,
+        parts=() if rate is None else (_part(CACHED_ANSWER, 1, rate),),
         note=note,
     )
 
@@ -144,13 +165,15 @@ def _parts(attempt: AttemptRecord, price: Price | None) -> tuple[PartAmount, ...
         rate = getattr(price, part.rate, None)
         if rate is None or not quantity:
             continue
-        amount = EXACT.divide(EXACT.multiply(Decimal(quantity), rate), Decimal(part.per))
-        found.append(
-            PartAmount(
-                part=part.name, quantity=Decimal(quantity), unit=part.unit, unit_price=rate, per=part.per, amount=amount
-            )
-        )
+        found.append(_part(part, quantity, rate))
     return tuple(found)
+
+
+def _part(part: Part, quantity: int, rate: Decimal) -> PartAmount:
+    amount = EXACT.divide(EXACT.multiply(Decimal(quantity), rate), Decimal(part.per))
+    return PartAmount(
+        part=part.name, quantity=Decimal(quantity), unit=part.unit, unit_price=rate, per=part.per, amount=amount
+    )
 
 
 def _device(attempt: AttemptRecord, price: Price, hour: Decimal) -> tuple[PartAmount, ...]:

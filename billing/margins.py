@@ -9,15 +9,31 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
+from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, FromClause, Row, Select, and_, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    FromClause,
+    Row,
+    Select,
+    Subquery,
+    Text,
+    and_,
+    func,
+    literal_column,
+    null,
+    select,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import DEVICE_COST_QUANTUM, EXACT, total
 from billing.devices import device_hours
 from billing.ids import smallest_id
 from billing.tables import adjustment, api_key, app_user, attempt, operation, org, team
+from billing.records import CACHED_ANSWER_NUMBER
 
 GROUPS = ("model", "upstream", "org", "team", "user", "key")
 """What lines can be by; besides, `tag:NAME`, as in `tag:scenario`."""
@@ -28,7 +44,10 @@ _NAMED = {"org": org, "team": team, "user": app_user, "key": api_key}
 
 
 class MarginLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over attempts, adjustments included. A sum is None when none of it is known."""
+    """Sums over attempts, adjustments included. A sum is None when none of it is known.
+
+    An answer from the response cache counts as an attempt, on no upstream.
+    """
 
     name: str | None
 from billing.gaps import Gap, gap
@@ -90,7 +109,9 @@ async def margins(
 
 
 def _sums(start: datetime, end: datetime, by: str) -> Select[Any]:
-    name, source = _name(by)
+    ids = smallest_id(start - _ID_SLACK), smallest_id(end + _ID_SLACK)
+    paid = _paid(*ids)
+    name, source = _name(by, paid)
     adjusted = (
         select(
             adjustment.c.operation_id,
@@ -102,22 +123,21 @@ def _sums(start: datetime, end: datetime, by: str) -> Select[Any]:
         .group_by(adjustment.c.operation_id, adjustment.c.number)
         .subquery()
     )
-    same = and_(adjusted.c.operation_id == attempt.c.operation_id, adjusted.c.number == attempt.c.number)
+    same = and_(adjusted.c.operation_id == paid.c.operation_id, adjusted.c.number == paid.c.number)
     columns: list[ColumnElement[Any]] = [func.count().label("attempts")]
     for amount in ("billed", "cost"):
-        unknown = and_(attempt.c[amount].is_(None), adjusted.c[amount].is_(None))
-        known = func.coalesce(attempt.c[amount], 0) + func.coalesce(adjusted.c[amount], 0)
+        unknown = and_(paid.c[amount].is_(None), adjusted.c[amount].is_(None))
+        known = func.coalesce(paid.c[amount], 0) + func.coalesce(adjusted.c[amount], 0)
         columns.append(func.sum(known).filter(~unknown).label(amount))
         columns.append(func.count().filter(unknown).label(f"{amount}_unknown"))
-    seconds = attempt.c.prefill_device_seconds + attempt.c.decode_device_seconds
-    columns.append(func.coalesce(func.sum(seconds), 0).label("seconds"))
-    groups = (name.label("name"), operation.c.currency, attempt.c.upstream)
+    columns.append(func.coalesce(func.sum(paid.c.seconds), 0).label("seconds"))
+    groups = (name.label("name"), operation.c.currency, paid.c.upstream)
     return (
         select(*groups, *columns)
-        .select_from(source.join(attempt, attempt.c.operation_id == operation.c.id).outerjoin(adjusted, same))
+        .select_from(source.join(paid, paid.c.operation_id == operation.c.id).outerjoin(adjusted, same))
         .where(
-            operation.c.id >= smallest_id(start - _ID_SLACK),
-            operation.c.id < smallest_id(end + _ID_SLACK),
+            operation.c.id >= ids[0],
+            operation.c.id < ids[1],
             operation.c.started_at >= start,
             operation.c.started_at < end,
         )
@@ -125,12 +145,29 @@ def _sums(start: datetime, end: datetime, by: str) -> Select[Any]:
     )
 
 
-def _name(by: str) -> tuple[ColumnElement[Any], FromClause]:
+def _paid(first: UUID, after: UUID) -> Subquery:
+    """Attempts of the operations with these ids, and answers from the response cache in the same form."""
+    named = [attempt.c[name] for name in ("operation_id", "number", "upstream", "billed", "cost")]
+    seconds = attempt.c.prefill_device_seconds + attempt.c.decode_device_seconds
+    attempts = select(*named, seconds.label("seconds"))
+    again = select(
+        operation.c.id,
+        literal_column(str(CACHED_ANSWER_NUMBER)),
+        null().cast(Text),
+        operation.c.billed,
+        operation.c.cost,
+        null().cast(Double),
+    ).where(operation.c.cached_from.is_not(None), operation.c.id >= first, operation.c.id < after)
+    within = attempt.c.operation_id >= first, attempt.c.operation_id < after
+    return union_all(attempts.where(*within), again).subquery("paid")
+
+
+def _name(by: str, paid: Subquery) -> tuple[ColumnElement[Any], FromClause]:
     """What lines are named by, and where from."""
     if by == "model":
         return operation.c.model, operation
     if by == "upstream":
-        return attempt.c.upstream, operation
+        return paid.c.upstream, operation
     if by in _NAMED:
         table = _NAMED[by]
         return table.c.name, operation.outerjoin(table, table.c.id == operation.c[f"{by}_id"])

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.measures import changed_by
 from billing.prices import Price, find_versions
-from billing.records import NO_COLUMNS, AttemptRecord, OperationRecord, TokenClasses
+from billing.records import NO_COLUMNS, AttemptRecord, CachedAnswer, OperationRecord, TokenClasses
 from billing.reports import EVERYTHING, Within, read_tokens, token_sums
 from billing.tables import adjustment, api_key, app_user, attempt, operation, org, team
 
@@ -48,7 +48,7 @@ class OperationDetail(msgspec.Struct, frozen=True, kw_only=True):
     key_name: str | None
     key_prefix: str | None
     prices: dict[UUID, Price]
-    """Every price version that an attempt names."""
+    """Every price version that an attempt names, or the operation itself as an answer from the response cache."""
 
 
 async def latest_operations(
@@ -142,21 +142,29 @@ async def find_operation(
     by_number = select(attempt).where(attempt.c.operation_id == operation_id).order_by(attempt.c.number)
     attempts = [_attempt(each) for each in await connection.execute(by_number)]
     own = {name: row._mapping[name] for name in OperationRecord.__struct_fields__ if name not in NO_COLUMNS}
+    record = OperationRecord(**own, attempts=attempts, cached=_cached(row))
     return OperationDetail(
-        record=OperationRecord(**own, attempts=attempts),
+        record=record,
         recorded_at=row.recorded_at,
         org=row.org_name,
         team=row.team_name,
         user=row.user_name,
         key_name=row.key_name,
         key_prefix=row.key_prefix,
-        prices=await _prices(connection, attempts),
+        prices=await _prices(connection, record),
     )
 
 
-async def _prices(connection: AsyncConnection, attempts: list[AttemptRecord]) -> dict[UUID, Price]:
+def _cached(row: Row[Any]) -> CachedAnswer | None:
+    if row.cached_from is None:
+        return None
+    return CachedAnswer(**{name: row._mapping[name] for name in CachedAnswer.__struct_fields__})
+
+
+async def _prices(connection: AsyncConnection, record: OperationRecord) -> dict[UUID, Price]:
     named = ("price_version_id", "price_override_id", "cost_version_id")
-    wanted = {version for one in attempts for name in named if (version := getattr(one, name)) is not None}
+    naming = [*record.attempts, record.cached]
+    wanted = {version for one in naming for name in named if (version := getattr(one, name, None)) is not None}
     return await find_versions(connection, wanted)
 
 

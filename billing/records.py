@@ -97,6 +97,10 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
         refuse_bad_money(billed=self.billed, cost=self.cost)
 
 
+CACHED_ANSWER_NUMBER = 0
+"""Stands, where an attempt has its number, for an answer from the response cache, which has no attempt."""
+
+
 class CachedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """That an operation's answer came out of the response cache, and what the one that it was made for came to."""
 

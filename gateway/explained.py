@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from billing.explanation import Amount, AttemptExplanation, Explanation, PartAmount
+from billing.records import CACHED_ANSWER_NUMBER, CachedAnswer
 from gateway.amounts import exact
 
 
@@ -33,15 +34,32 @@ def as_lines(found: Explanation) -> Iterator[str]:
     yield f"status      {record.status} ({record.http_status}){f': {record.error}' if record.error else ''}"
     for attempt in found.attempts:
         yield from _attempt(attempt, record.currency)
+    if record.cached is not None and found.cached is not None:
+        yield from _cached(record.cached, found.cached, record.currency)
     for each in found.adjustments:
         deltas = [("billed", each.billed_delta), ("cost", each.cost_delta)]
         changed = ", ".join(f"{name} {exact(delta)}" for name, delta in deltas if delta is not None)
         yield ""
-        yield f"adjusted    attempt {each.number}: {changed} ({each.reason}, by {each.actor})"
+        what = "cached answer" if each.number == CACHED_ANSWER_NUMBER else f"attempt {each.number}"
+        yield f"adjusted    {what}: {changed} ({each.reason}, by {each.actor})"
     yield ""
     for name in ("billed", "cost", "margin"):
         amount: Decimal | None = getattr(found, name)
         yield f"{name:<12}{'unknown' if amount is None else f'{exact(amount)} {record.currency}'}"
+
+
+def _cached(cached: CachedAnswer, billed: Amount, currency: str) -> Iterator[str]:
+    amounts = [("billed", cached.saved_billed), ("cost", cached.saved_cost)]
+    came_to = ", ".join(
+        f"{name} {'unknown' if amount is None else f'{exact(amount)} {currency}'}" for name, amount in amounts
+    )
+    yield ""
+    yield f"cached      the answer of {cached.cached_from}, out of the response cache"
+    yield (
+        f"  saved     {cached.saved_prompt_tokens:,} prompt and {cached.saved_completion_tokens:,} output tokens; "
+        f"they came to: {came_to}"
+    )
+    yield from _amount("billed", billed, currency)
 
 
 def _attempt(attempt: AttemptExplanation, currency: str) -> Iterator[str]:

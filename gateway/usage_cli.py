@@ -126,8 +126,8 @@ def _full(row: "UsageRow") -> dict[str, Any]:
     import msgspec
 
     counts = msgspec.structs.asdict(row.tokens)
-    names = ("operations", "failed", "refused")
-    amounts = ("billed", "cost", "margin", "billed_adjustment", "cost_adjustment")
+    names = ("operations", "failed", "refused", "cached_answers", "saved_prompt_tokens", "saved_completion_tokens")
+    amounts = ("billed", "cost", "margin", "billed_adjustment", "cost_adjustment", "cached_answers_saved")
     return {
         **row.by,
         **{f"{name}_id": identifier for name, identifier in row.ids.items()},
@@ -137,6 +137,7 @@ def _full(row: "UsageRow") -> dict[str, Any]:
         **{name: None if (amount := getattr(row, name)) is None else f"{amount:f}" for name in amounts},
         "billed_unknown": row.billed_unknown,
         "cost_unknown": row.cost_unknown,
+        "cached_answers_saved_unknown": row.cached_answers_saved_unknown,
     }
 
 
@@ -154,7 +155,9 @@ def _table(
     rows: "Sequence[UsageRow]", dimensions: Sequence[str], names: dict[tuple[str, str], str]
 ) -> Iterable[dict[str, Any]]:
     """With a total for each currency; columns that say nothing in any row are left out."""
+    from_cache = any(row.cached_answers for row in rows)
     optional = {
+        **dict.fromkeys(("from_cache", "saved_tokens", "saved"), from_cache),
         "failed": any(row.failed for row in rows),
         "refused": any(row.refused for row in rows),
         "billed_unknown": any(row.billed_unknown for row in rows),
@@ -178,6 +181,9 @@ def _shown(row: "UsageRow", labels: dict[str, str], optional: dict[str, bool]) -
         "operations": f"{row.operations:,}",
         "failed": f"{row.failed:,}",
         "refused": f"{row.refused:,}",
+        "from_cache": f"{row.cached_answers:,}",
+        "saved_tokens": f"{row.saved_prompt_tokens + row.saved_completion_tokens:,}",
+        "saved": money(row.cached_answers_saved),
         "prompt": f"{row.tokens.prompt_tokens:,}",
         "cached": percent(row.cached_share),
         "output": f"{row.tokens.completion_tokens:,}",
@@ -205,8 +211,11 @@ def _total(rows: "Sequence[UsageRow]") -> "UsageRow":
             total = EXACT.add(total, amount)
         return total if known else None
 
-    amounts = ("billed", "cost", "margin", "billed_adjustment", "cost_adjustment")
-    counts = ("operations", "failed", "refused", "billed_unknown", "cost_unknown")
+    amounts = ("billed", "cost", "margin", "billed_adjustment", "cost_adjustment", "cached_answers_saved")
+    counts = (
+        *("operations", "failed", "refused", "billed_unknown", "cost_unknown"),
+        *("cached_answers", "saved_prompt_tokens", "saved_completion_tokens", "cached_answers_saved_unknown"),
+    )
     tokens = TokenClasses(**{name: sum(getattr(row.tokens, name) for row in rows) for name in TOKEN_CLASSES})
     sums: dict[str, Any] = {name: add(name) for name in amounts}
     sums |= {name: sum(getattr(row, name) for row in rows) for name in counts}

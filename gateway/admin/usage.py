@@ -10,7 +10,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from billing.breakdown import UsageRow, usage_by
+from billing.breakdown import CACHED_ANSWERS, UsageRow, usage_by
 from billing.explanation import Explanation, explain
 from billing.filters import Filters
 from billing.forecast import Forecast, forecast_month
@@ -47,6 +47,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cost_unknown: int | None
     cost_adjustment: Decimal | None
     margin: Decimal | None
+    cached_answers: int
+    """Operations whose answer came out of the response cache. Their own tokens are 0."""
+    saved_prompt_tokens: int
+    """Of the calls that those answers were made for."""
+    saved_completion_tokens: int
+    cached_answers_saved: Decimal
+    """What those calls were billed more than the answers from the cache."""
+    cached_answers_saved_unknown: int
+    """Answers that are not in `cached_answers_saved`."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -177,6 +186,7 @@ def _usage(row: UsageRow, costs: bool) -> Usage:
         cost_unknown=row.cost_unknown if costs else None,
         cost_adjustment=row.cost_adjustment if costs else None,
         margin=row.margin if costs else None,
+        **{name: getattr(row, name) for name in CACHED_ANSWERS},
     )
 
 

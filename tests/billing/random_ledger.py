@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -12,10 +12,10 @@ from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import people
-from billing.charge import EXACT, charge, device_cost
+from billing.charge import EXACT, cached_answer_charge, charge, device_cost
 from billing.ids import new_id, smallest_id
-from billing.prices import Payer, PriceBook, PriceTerms, insert_version, load
-from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, OperationRecord, TokenClasses
+from billing.prices import Payer, Price, PriceBook, PriceTerms, insert_version, load
+from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, CachedAnswer, OperationRecord, TokenClasses
 from billing.tables import adjustment, attempt, operation
 
 MODELS = ("small", "large", "priced-by-call", "free", "unpriced")
@@ -54,10 +54,16 @@ async def move_in(conn: AsyncConnection, rng: random.Random, name: str = "Wren &
         return {rate: _amount(rng) for rate in TOKEN_CLASSES}
 
     terms = [
-        sale("small", **rates()),
+        sale("small", per_cached_answer=_amount(rng), **rates()),
         sale("small", tier="batch", **rates()),
         sale("large", **rates()),
-        sale("priced-by-call", per_request=_amount(rng), per_image=_amount(rng), **rates()),
+        sale(
+            "priced-by-call",
+            per_request=_amount(rng),
+            per_image=_amount(rng),
+            per_cached_answer=_amount(rng),
+            **rates(),
+        ),
         sale("free", **dict.fromkeys(TOKEN_CLASSES, Decimal(0))),
         sale("", tier="", scope_kind="key", scope_id=str(keys[0]), factor=_amount(rng)),
         sale("large", tier="", scope_kind="org", scope_id=str(org_id), **rates()),
@@ -82,7 +88,11 @@ def _operation(rng: random.Random, household: Household, at: datetime) -> Operat
     team = household.team_id if key == household.keys[0] else None
     model, status = rng.choice(MODELS), rng.choice(["ok", "ok", "ok", "client_closed", "upstream_error", "refused"])
     attempts = [] if status == "refused" else list(_attempts(rng, household, model, key, at))
-    billed, cost = ([getattr(each, name) for each in attempts] for name in ("billed", "cost"))
+    cached = None
+    if status == "ok" and rng.random() < 0.2:
+        cached, attempts = _cached(household.book.sale(model, payer=_payer(household, key)), attempts), []
+    charged: list[Any] = attempts if cached is None else [cached]
+    billed, cost = ([getattr(each, name) for each in charged] for name in ("billed", "cost"))
     fields: dict[str, Any] = {
         "id": UUID(int=smallest_id(at).int | rng.getrandbits(62)),
         "started_at": at,
@@ -101,14 +111,39 @@ def _operation(rng: random.Random, household: Household, at: datetime) -> Operat
         "cost": None if None in cost or not cost else sum_exactly(cost),
         "currency": "USD",
         "attempts": attempts,
+        "cached": None if cached is None else cached.answer,
     }
     return OperationRecord(**fields)
 
 
+class _Cached(NamedTuple):
+    answer: CachedAnswer
+    billed: Decimal | None
+    cost: Decimal = Decimal(0)
+
+
+def _cached(price: Price | None, made: list[AttemptRecord]) -> _Cached:
+    """An answer from the response cache, in place of what was `made`."""
+    last = made[-1]
+    answer = CachedAnswer(
+        cached_from=new_id(),
+        saved_prompt_tokens=last.tokens.prompt_tokens,
+        saved_completion_tokens=last.tokens.completion_tokens,
+        saved_billed=last.billed,
+        saved_cost=last.cost,
+        price_version_id=price.id if price else None,
+        price_override_id=price.override_id if price else None,
+    )
+    return _Cached(answer, cached_answer_charge(price))
+
+
+def _payer(household: Household, key: UUID) -> Payer:
+    return Payer(household.org_id, household.team_id if key == household.keys[0] else None, key)
+
+
 def _attempts(rng: random.Random, household: Household, model: str, key: UUID, at: datetime) -> Iterator[AttemptRecord]:
     tier: Any = rng.choice(["standard", "batch"]) if model == "small" else "standard"
-    payer = Payer(household.org_id, household.team_id if key == household.keys[0] else None, key)
-    sale = household.book.sale(model, tier, payer)
+    sale = household.book.sale(model, tier, _payer(household, key))
     last = rng.randrange(1, 3)
     for number in range(1, last + 1):
         counts = [rng.choice([0, rng.randrange(1, 100_000)]) for _ in range(5)]
@@ -153,7 +188,9 @@ async def store(conn: AsyncConnection, records: list[OperationRecord]) -> None:
         for record in records
         for each in record.attempts
     ]
-    await conn.execute(insert(operation), [row(record, *NO_COLUMNS) for record in records])
+    nothing = dict.fromkeys(CachedAnswer.__struct_fields__)
+    rows = [row(each, *NO_COLUMNS) | (row(each.cached) if each.cached is not None else nothing) for each in records]
+    await conn.execute(insert(operation), rows)
     if attempts:
         await conn.execute(insert(attempt), attempts)
 

@@ -12,7 +12,8 @@ from billing.tables import attempt, operation
 
 async def store(conn: AsyncConnection, record: OperationRecord) -> None:
     """The operation and its attempts."""
-    await conn.execute(insert(operation).values(_row(record, *NO_COLUMNS)))
+    cached = {} if record.cached is None else _row(record.cached)
+    await conn.execute(insert(operation).values(_row(record, *NO_COLUMNS) | cached))
     for one in record.attempts:
         row = _row(one, "tokens") | msgspec.structs.asdict(one.tokens) | {"operation_id": record.id}
         await conn.execute(insert(attempt).values(row))

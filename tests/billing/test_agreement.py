@@ -54,6 +54,8 @@ def expected(records: Iterable[OperationRecord], deltas: Deltas) -> tuple[list[D
                 for one in record.attempts
                 for amount, delta in [(getattr(one, name), deltas.get((record.id, one.number), [None, None])[place])]
             ]
+            if record.cached is not None:
+                parts = [getattr(record, name)]
             amounts.append(None if None in parts or not parts else sum_exactly(parts))
             if name == "cost":
                 of_attempts = sum_exactly([of_attempts, *parts])

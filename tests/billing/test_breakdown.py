@@ -68,7 +68,11 @@ async def test_sums_are_those_of_the_operations(conn: AsyncConnection) -> None:
     by_user = await usage_by(conn, ["user"], START, END, Filters(key_id=household.keys[1], model="large"))
     chosen = [record for record in records if record.key_id == household.keys[1] and record.model == "large"]
     assert sum(row.operations for row in by_user) == len(chosen)
-    assert {row.by["user"] for row in by_user} == {None, "=cmd|' /C calc'!A0"}
+    assert {row.ids["user"] for row in by_user} == {each.user_id and str(each.user_id) for each in chosen}
+    from_cache = [record.cached for record in records if record.cached is not None]
+    assert total.cached_answers == len(from_cache) > 0
+    assert total.saved_prompt_tokens == sum(each.saved_prompt_tokens for each in from_cache)
+    assert total.saved_completion_tokens == sum(each.saved_completion_tokens for each in from_cache)
 
 
 async def test_days_and_tags_are_those_of_the_operations(conn: AsyncConnection) -> None:
