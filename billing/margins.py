@@ -31,9 +31,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import DEVICE_COST_QUANTUM, EXACT, total
 from billing.devices import device_hours
+from billing.gaps import Gap, gap
 from billing.ids import smallest_id
-from billing.tables import adjustment, api_key, app_user, attempt, operation, org, team
 from billing.records import CACHED_ANSWER_NUMBER
+from billing.tables import adjustment, api_key, app_user, attempt, operation, org, team
 
 GROUPS = ("model", "upstream", "org", "team", "user", "key")
 """What lines can be by; besides, `tag:NAME`, as in `tag:scenario`."""
@@ -50,7 +51,6 @@ class MarginLine(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str | None
-from billing.gaps import Gap, gap
     """Of the model, user, …; None: those that have none."""
     currency: str
     attempts: int
@@ -85,6 +85,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[MarginLine]
     """Those that were billed most first."""
     idle: list[IdleLine]
+    gap: Gap | None
+    """Days that are in no line, but for their idle time."""
 
 
 async def margins(
@@ -104,8 +106,6 @@ async def margins(
         used = {(row.upstream, row.currency) for row in rows if row.seconds}
         idle = [line for line in idle if line.cost is None or (line.upstream, line.currency) not in used]
     return Margins(lines=_lines(rows, shares), idle=idle, gap=await gap(conn, start, end))
-    gap: Gap | None
-    """Days that are in no line, but for their idle time."""
 
 
 def _sums(start: datetime, end: datetime, by: str) -> Select[Any]:

@@ -82,6 +82,8 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
 class MarginReport(msgspec.Struct, frozen=True):
     lines: list[Margin]
     idle: list[IdleLine]
+    gap: Gap | None
+    """Days that retention has dropped: in no line, but for their idle time."""
 
 
 By = Annotated[
@@ -91,8 +93,6 @@ Tag = Annotated[str | None, QueryParameter(name="tag", description="Only what is
 
 
 def filters(
-    gap: Gap | None
-    """Days that retention has dropped: in no line, but for their idle time."""
     admin: NamedDependency[Admin],
     org_id: FromQuery[UUID | None] = None,
     team_id: FromQuery[UUID | None] = None,
