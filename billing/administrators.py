@@ -280,6 +280,7 @@ async def find_token(conn: AsyncConnection, secret: str) -> Caller | None:
 def _caller(row: RowMapping, role: Role | None = None, through: str = "") -> Caller:
     return Caller(
         actor=f"administrator:{row['id']} {row['email'] or row['name']}{through}",
+        name=row["email"] or row["name"],
         role=role or row["role"],
         org_id=row["org_id"],
         user_id=row["user_id"],

@@ -25,6 +25,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     actor: str
     """As the audit log names them."""
+    name: str
+    """As people know them: their e-mail address, or their name."""
     role: Role
     org_id: UUID | None = None
     """The only organisation they see; None: all."""
@@ -37,7 +39,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return right in RIGHTS[self.role]
 
 
-OWNER = Caller(actor="admin-key", role="owner")
+OWNER = Caller(actor="admin-key", name="admin key", role="owner")
 """Whoever has the gateway's own admin key."""
 
 

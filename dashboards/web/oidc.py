@@ -39,6 +39,10 @@ class ProviderError(Exception):
     """The provider is away, or what came from it is not to be believed; the message says which, without secrets."""
 
 
+class AnswerError(ProviderError):
+    """What the browser brought back is no sign-in: another one's, or the provider's no. Nothing is wrong with it."""
+
+
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     issuer: str
     client_id: str
@@ -113,15 +117,15 @@ class Provider:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     async def finish(self, attempt: Attempt, answer: Mapping[str, str]) -> Person:
-        """Who came back with `answer` (the callback's query). Raises ProviderError."""
+        """Who came back with `answer` (the callback's query). Raises ProviderError, be it an AnswerError."""
         if not hmac.compare_digest(answer.get("state", "").encode(), attempt.state.encode()):
-            raise ProviderError("the answer belongs to another sign-in")
+            raise AnswerError("the answer belongs to another sign-in")
         if answer.get("iss", self.settings.issuer) != self.settings.issuer:
-            raise ProviderError("the answer comes from another provider")
+            raise AnswerError("the answer comes from another provider")
         if "error" in answer:
-            raise ProviderError(f"the provider refused: {answer['error'][:100]!r}")
+            raise AnswerError(f"the provider refused: {answer['error'][:100]!r}")
         if not answer.get("code"):
-            raise ProviderError("the answer has no code")
+            raise AnswerError("the answer has no code")
         tokens = await self._redeem(answer["code"], attempt.verifier)
         claims = await self._verified(tokens.get("id_token"), attempt.nonce)
         if "email" not in claims:

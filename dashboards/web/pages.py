@@ -33,8 +33,15 @@ async def overview(
     async with site.read() as connection:
         view = await gather(connection, chosen, datetime.now(UTC), _within(request), costs=_costs(request))
     if view is None:
-        return site.page("empty.html", origin=f"{request.url.scheme}://{request.url.netloc}")
-    return site.page("overview.html", view=view, periods=PERIODS, class_names=CLASS_NAMES, costs=_costs(request))
+        return site.page("empty.html", caller=_caller(request), origin=f"{request.url.scheme}://{request.url.netloc}")
+    return site.page(
+        "overview.html",
+        caller=_caller(request),
+        view=view,
+        periods=PERIODS,
+        class_names=CLASS_NAMES,
+        costs=_costs(request),
+    )
 
 
 @get("/operations")
@@ -42,7 +49,7 @@ async def operations(request: AnyRequest, site: NamedDependency[Site]) -> Respon
     """The newest operations."""
     async with site.read() as connection:
         latest = await latest_operations(connection, LATEST, within=_within(request))
-    return site.page("operations.html", latest=latest, limit=LATEST, costs=_costs(request))
+    return site.page("operations.html", caller=_caller(request), latest=latest, limit=LATEST, costs=_costs(request))
 
 
 @get("/operations/{operation_id:str}")
@@ -75,6 +82,7 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         )
     return site.page(
         "operation.html",
+        caller=_caller(request),
         explained=explained,
         adjustments=[each for each in explained.adjustments if costs or each.billed_delta is not None],
         found=found,
@@ -87,16 +95,20 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
     )
 
 
+def _caller(request: AnyRequest) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
 def _within(request: AnyRequest) -> Within:
     """What whoever asks may see: a member their own, an administrator of one organisation that one."""
-    caller: Caller = request.state.caller
+    caller = _caller(request)
     return Within(org_id=caller.org_id, user_id=caller.user_id)
 
 
 def _costs(request: AnyRequest) -> bool:
     """Whether whoever asks may see what it cost the operator: a member is a customer."""
-    caller: Caller = request.state.caller
-    return caller.may("read")
+    return _caller(request).may("read")
 
 
 def _price(found: OperationDetail, version: UUID | None) -> Price | None:

@@ -19,7 +19,7 @@ from litestar.types import Guard
 
 from billing import administrators
 from billing.administrators import ADMIN_KEY
-from dashboards.web.oidc import Attempt, Provider, ProviderError
+from dashboards.web.oidc import AnswerError, Attempt, Provider, ProviderError
 from dashboards.web.session import COOKIE, LIFETIME_SECONDS
 from dashboards.web.site import BASE, AnyRequest, Site
 
@@ -149,7 +149,8 @@ def _provider(site: Site) -> Provider:
 def _refused(site: Site, page: str, error: Exception) -> Response[str]:
     log.warning("sign_in_refused", reason=str(error))
     if isinstance(error, ProviderError):
-        return _form(site, page, f"Signing in with the provider failed: {error}.", 502)
+        status = 403 if isinstance(error, AnswerError) else 502
+        return _form(site, page, f"Signing in with the provider failed: {error}.", status)
     return _form(site, page, str(error), 403)
 
 

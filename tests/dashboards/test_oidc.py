@@ -326,7 +326,7 @@ async def test_another_state_or_browser_or_provider(
     await invite(engine)
     for answer in ({"state": "forged"}, {"iss": "https://evil.test"}, {"error": "access_denied"}):
         there.answer = answer
-        assert (await sign_in(browser)).status_code == 502, answer
+        assert (await sign_in(browser)).status_code == 403, answer
     there.answer = {}
     back = await go_there(browser)
     kept = browser.cookies.pop(ATTEMPT_COOKIE) if ATTEMPT_COOKIE in browser.cookies else None
