@@ -109,6 +109,7 @@ class Exchange:
         """The connection's next request may be watching by now."""
         if self._peer is not None and self._peer.on_lost is self._lost:
             self._peer.on_lost = None
+        self._lost = None  # it holds us, and what holds itself stays until the collector comes
 
     def tap(self, take: Callable[[bytes], None]) -> None:
         """Give what is sent of the answer's body to `take` as well."""
