@@ -31,6 +31,7 @@ _LOCK = text("""
     RETURNING added, settled, leased, clock_timestamp() AS now
 """).bindparams(beginning=BEGINNING)
 _ADD = text("UPDATE budget_window SET added = added + :amount WHERE budget_id = :wallet")
+_REFUNDED = text("SELECT coalesce(sum(amount), 0) FROM wallet_entry WHERE wallet_id = :wallet AND kind = 'refund'")
 _WALLETS = text("""
     SELECT b.id, b.scope_kind, b.scope_id, b.also, b.currency, b.created_at, b.closed_at,
         coalesce(w.added - w.settled, 0) AS balance, coalesce(w.leased, 0) AS held,
@@ -156,7 +157,16 @@ async def top_up(
 
 
 async def refund(conn: AsyncConnection, wallet_id: UUID, amount: Decimal, *, note: str | None = None) -> UUID:
-    """Give back what calls were charged; it does not expire. Returns and raises as `top_up` does."""
+    """Give back what calls were charged; it does not expire. Returns and raises as `top_up` does, and on more than they
+    were charged and had back."""
+    refuse_bad_amount("the amount", amount)
+    charged: Decimal = (await _lock(conn, wallet_id)).settled
+    refunded: Decimal = (await conn.execute(_REFUNDED, {"wallet": wallet_id})).scalar_one()
+    if amount > charged - refunded:
+        raise ValueError(
+            f"{amount:f} cannot be given back: calls were charged {charged:f} from this wallet, and {refunded:f} of "
+            "that was given back already; `farthing wallets top-up` adds other credit"
+        )
     return await _bring(conn, wallet_id, "refund", amount, note)
 
 

@@ -203,9 +203,9 @@ async def further_scopes(connection: "AsyncConnection", also: Sequence[str] | No
 async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: str) -> str:
     """The id that a scope is stored under. What is set on somebody who does not exist would never apply: ends here."""
     from billing import people
+    from gateway.scope_names import refuse_role
 
-    if kind == "model":
-        _refuse_roles(which)
+    refuse_role(kind, which)
     if kind in ("model", "tag"):
         return which
     if kind == "key":
@@ -221,11 +221,3 @@ async def scope_id(connection: "AsyncConnection", kind: str, which: str, org: st
     if member is None:
         fail(f"there is no {kind} {which!r} in the organisation {org!r} (--org); `farthing {kind}s list` shows all")
     return str(member)
-
-
-def _refuse_roles(model: str) -> None:
-    """A call is counted under the model that answers it, never under `auto`, `small` or `large`."""
-    from gateway.settings import ROLES
-
-    if model in ("auto", *ROLES):
-        fail(f"{model!r} only says who shall answer; name the model itself, as `farthing.toml` does")

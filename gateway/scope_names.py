@@ -9,6 +9,14 @@ if TYPE_CHECKING:
 DEFAULT_ORG = "default"
 
 
+def refuse_role(kind: str, which: str) -> None:
+    """Raises ValueError for a role in place of a model: a call is counted under the model that answers it."""
+    from gateway.settings import ROLES
+
+    if kind == "model" and which in ("auto", *ROLES):
+        raise ValueError(f"{which!r} only says who shall answer; name the model itself, as `farthing.toml` does")
+
+
 async def scope_names(connection: "AsyncConnection", scopes: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """The name of each (kind, id) of an org, team, user or key that exists.
 

@@ -20,6 +20,7 @@ from gateway.admin.access import needs
 from gateway.admin.moments import moment
 from gateway.admin.paging import MOST, Listing, Page, cut
 from gateway.admin.writing import Admin, Writer
+from gateway.scope_names import refuse_role
 
 
 class Alerts(msgspec.Struct, frozen=True):
@@ -106,6 +107,8 @@ async def list_rules(admin: NamedDependency[Admin], page: NamedDependency[Page])
 @put("/alert-rules", opt=needs("manage", everywhere=True))
 async def set_rule(writer: NamedDependency[Writer], data: JSONBody[RuleTerms]) -> Response[Rule]:
     """Make the scope's rule of this kind, or put these terms in place of those it has."""
+
+    refuse_role(data.scope_kind, data.scope_id)
 
     async def work(conn: AsyncConnection) -> Rule:
         made = await rules.set_rule(

@@ -13,6 +13,7 @@ from billing.prices import billing_currency
 from billing.roles import Caller
 from gateway.admin.access import refuse_other_org
 from gateway.errors import ApiError
+from gateway.scope_names import refuse_role
 
 
 class OfScope(Protocol):
@@ -35,7 +36,10 @@ _PARTS = frozenset({"team", "user", "key", "tag"})
 async def refuse_other_scope(
     conn: AsyncConnection, caller: Caller, kind: ScopeKind, scope_id: str, also: Mapping[ScopeKind, str]
 ) -> None:
-    """Raises MissingError for a scope that is not there, ApiError for one that is not the caller's to bound."""
+    """Raises ValueError for what is no scope, MissingError for one that is not there, ApiError for one that is not the
+    caller's to bound."""
+    for each, identifier in ((kind, scope_id), *also.items()):
+        refuse_role(each, identifier)
     orgs = {await org_of_scope(conn, each, identifier) for each, identifier in ((kind, scope_id), *also.items())}
     owned = orgs - {None}
     for org_id in owned or {None}:

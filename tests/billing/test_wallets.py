@@ -167,10 +167,17 @@ async def test_a_charge_above_its_hold_takes_what_is_there(engine: AsyncEngine, 
 
 async def test_refunds_and_corrections(engine: AsyncEngine, leases: Leases) -> None:
     purse = await wallet(engine)
-    await pay(engine, purse, "3", SOON)
+    await pay(engine, purse, "4", SOON)
+    wrong = await admit(leases, "1", team="t")
+    leases.settle(wrong, Decimal(1), 0)
+    await charge(engine, row(wrong, "1"))
     hold = await admit(leases, "2", team="t")
     async with engine.begin() as conn:
+        with pytest.raises(ValueError, match=r"1\.01 cannot be given back: calls were charged 1 from this wallet"):
+            await wallets.refund(conn, purse, Decimal("1.01"))
         await wallets.refund(conn, purse, Decimal("0.5"), note="an answer in the wrong language")
+        with pytest.raises(ValueError, match=r"0\.6 cannot be .* charged 1 from .*, and 0\.5 of that was given back"):
+            await wallets.refund(conn, purse, Decimal("0.6"))
         await wallets.adjust(conn, purse, Decimal("0.25"), note="rounding")
     found = await look(engine, purse)
     assert found.available == Decimal("3.75") - found.held
@@ -356,7 +363,8 @@ async def test_whatever_the_order_a_balance_is_never_below_zero(
                 try:
                     await wallets.adjust(conn, purse, Decimal("-0.1"), note="x")
                 except ValueError:
-                    await wallets.refund(conn, purse, Decimal("0.2"))
+                    with suppress(ValueError):  # nothing was charged yet
+                        await wallets.refund(conn, purse, Decimal("0.2"))
             await wallets.expire_credit(engine)
             await look(engine, purse)
             assert await wrong_sums(engine) == []

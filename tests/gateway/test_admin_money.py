@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -52,11 +53,13 @@ async def test_a_wallet_is_filled_and_corrected(house: House) -> None:
         assert (await client.post(f"{place}/adjust", json={"amount": "-0.25", "note": "fee"})).status_code == 200
         too_much = await client.post(f"{place}/adjust", json={"amount": "-100", "note": "fee"})
         assert too_much.status_code == 400 and "cannot be taken" in too_much.json()["error"]["message"]
-        found = (await client.post(f"{place}/refund", json={"amount": "1"})).json()
+        never = await client.post(f"{place}/refund", json={"amount": "1"})
+        assert never.status_code == 400 and "calls were charged 0" in never.json()["error"]["message"]
+        found = (await client.post(f"{place}/top-up", json={"amount": "1"})).json()
         assert Decimal(found["balance"]) == Decimal("11.25")
         first = (await client.get(f"{place}/entries?limit=2")).json()
         rest = (await client.get(f"{place}/entries", params={"cursor": first["next_cursor"]})).json()
-        assert [each["kind"] for each in first["data"] + rest["data"]] == ["refund", "adjustment", "top_up"]
+        assert [each["kind"] for each in first["data"] + rest["data"]] == ["top_up", "adjustment", "top_up"]
         assert all("token fat-" in each["actor"] for each in first["data"])
         assert (await client.get("/wallets")).json()["data"][0]["id"] == wallet["id"]
     async with house.client("admin") as client:
@@ -73,6 +76,30 @@ async def test_a_wallet_is_filled_and_corrected(house: House) -> None:
         late = await client.post(f"{place}/top-up", json={"amount": "1"})
         assert late.status_code == 400 and "was closed at" in late.json()["error"]["message"]
         assert (await client.post("/wallets", json=terms)).json()["id"] == wallet["id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "terms"),
+    [
+        ("PUT", "/budgets", {"window": "month", "limit_amount": "1", "currency": "USD"}),
+        ("PUT", "/limits", {"kind": "requests", "limit": 1}),
+        ("POST", "/wallets", {"currency": "USD"}),
+        ("PUT", "/alert-rules", {"kind": "latency"}),
+    ],
+)
+async def test_nothing_hangs_on_a_role_which_no_call_is_counted_under(
+    house: House, method: str, path: str, terms: dict[str, Any]
+) -> None:
+    scopes: list[dict[str, Any]] = [{"scope_kind": "model", "scope_id": role} for role in ("auto", "small", "large")]
+    if path != "/alert-rules":
+        scopes.append({"scope_kind": "team", "scope_id": str(house.team), "also": {"model": "large"}})
+    async with house.client() as client:
+        for scope in scopes:
+            refused = await client.request(method, path, json=scope | terms)
+            assert refused.status_code == 400, refused.text
+            assert "only says who shall answer; name the model itself" in refused.json()["error"]["message"]
+        found = await client.request(method, path, json={"scope_kind": "model", "scope_id": "tiny"} | terms)
+        assert found.is_success, found.text
 
 
 def call(house: House, at: datetime, *, mine: bool, billed: str) -> OperationRecord:

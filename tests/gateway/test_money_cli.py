@@ -55,7 +55,9 @@ async def test_a_wallet(run: Any) -> None:
     assert made.startswith("tag app=search and model big: wallet ") and "empty" in made
     said = await run("wallets", "top-up", wallet, "12.50", "--expires", "2100-01-01", "--note", "invoice 7")
     assert said == "balance 12.50 USD, of which 12.50 is available\n"
-    await run("wallets", "refund", wallet, "1")
+    refused = await run("wallets", "refund", wallet, "1", fails=True)
+    assert "1 cannot be given back: calls were charged 0 from this wallet" in refused
+    await run("wallets", "top-up", wallet, "1")
     assert "balance 11.50 USD" in await run("wallets", "adjust", wallet, "-2", "--note", "typed twice")
     (row,) = json.loads(await run("wallets", "show", wallet, "--json"))
     assert (row["balance"], row["available"], row["expiring"]) == ("11.50", "11.50", "10.50")
@@ -63,7 +65,7 @@ async def test_a_wallet(run: Any) -> None:
     entries = json.loads(await run("wallets", "entries", wallet, "--json"))
     assert [(entry["kind"], entry["amount"]) for entry in entries] == [
         ("adjustment", "-2"),
-        ("refund", "1"),
+        ("top_up", "1"),
         ("top_up", "12.50"),
     ]
     assert entries[2]["note"] == "invoice 7" and entries[2]["actor"].startswith("shell:")
