@@ -21,8 +21,9 @@ BATCH = 500
 IDLE_SECONDS = 0.1
 """Between two looks at the spool."""
 
-BUSY, BUSY_SECONDS = 50, 0.4
-"""After so many operations the next look comes later: a transaction for many costs less than several for few."""
+BUSY, BUSY_SECONDS = 3, 0.4
+"""After so many operations the next look comes later: a transaction for many costs less than several for few, and who
+is served meanwhile waits for less of them."""
 
 LONGEST_BACK_OFF_SECONDS = 5.0
 

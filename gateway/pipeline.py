@@ -7,7 +7,6 @@ happens after it, even a body that is no JSON, is in the ledger under somebody's
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import structlog
 from billing.charge import cached_answer_charge
 from billing.payloads import Payloads
 from billing.prices import PriceBook
+from billing.records import OperationRecord
 from billing.spool import Spool, SpoolError
 from gateway.admission import Admission
 from gateway.api.count_tokens import CountTokensSurface
@@ -352,7 +352,6 @@ class Pipeline:
                 log.exception("settling failed", operation=str(operation.id))
                 operation.priced = [Priced.unknown() for _ in operation.attempts]
                 record = operation.record(operation.priced, currency)
-            self._metrics.observe(record)
             try:
                 await self._spool.append(record, operation.slot)
             except Exception as error:  # SpoolError, or whatever it is: nothing may stay held
@@ -364,14 +363,15 @@ class Pipeline:
                     self._admission.release(operation.hold)
                 raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
             except asyncio.CancelledError:  # it is written all the same
-                self._end_hold(operation, record.billed)
+                self._recorded(operation, record)
                 raise
-            self._end_hold(operation, record.billed)
+            asyncio.get_running_loop().call_soon(self._recorded, operation, record)  # once the answer is on its way
             return operation.priced
 
-    def _end_hold(self, operation: Operation, billed: Decimal | None) -> None:
+    def _recorded(self, operation: Operation, record: OperationRecord) -> None:
         if operation.hold is not None:
-            self._admission.settle(operation.hold, billed, _used(operation))
+            self._admission.settle(operation.hold, record.billed, _used(operation))
+        self._metrics.observe(record)
 
     async def _record_end(self, operation: Operation) -> None:
         """Record what ended badly: the answer is an error in any case, and a failing disk is in the log."""
