@@ -256,8 +256,8 @@ ATTACKS: dict[str, Any] = {
     "another issuer": {"iss": "https://evil.test"},
     "expired": {"exp": int(time.time()) - 120},
     "never ends": {"exp": None},
-    "from the future": {"iat": int(time.time()) + 600},
-    "not valid yet": {"nbf": int(time.time()) + 600},
+    "from the future": {"iat": int(time.time()) + 86_400},  # of when this file was read
+    "not valid yet": {"nbf": int(time.time()) + 86_400},
     "nobody": {"sub": ""},
     "nobody that could be stored": {"sub": "a\x00b"},
     "issued to another": {"azp": "somebody-else"},
