@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
+from gateway.command_line import AmountCommand, DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -33,7 +33,7 @@ Also = Annotated[
 app = typer.Typer(help="Set, list and remove budgets.", no_args_is_help=True)
 
 
-@app.command("set")
+@app.command("set", cls=AmountCommand)
 def set_(
     kind: Annotated[str, typer.Argument(metavar="SCOPE", help="org, team, user, key, tag or model.")],
     which: Which,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -26,6 +27,17 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Whose `farthing up` (default: $FARTHING_DATA, else ~/.local/share/farthing).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts.")]
+
+
+class AmountCommand(TyperCommand):
+    """Takes -5 for an amount, not for an option; what is no number and no option is still called one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(_NEGATIVE.fullmatch(word) for word in args)
+        return super().parse_args(ctx, args)
+
+
+_NEGATIVE = re.compile(r"-[\d.]+")
 
 
 def fail(message: str) -> NoReturn:

@@ -18,7 +18,7 @@ from gateway.budgets_cli import (
     scope_words,
     scopes_of,
 )
-from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
+from gateway.command_line import AmountCommand, DatabaseUrl, DataDir, Json, fail, in_database, show
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -65,7 +65,7 @@ def create(
     typer.echo(f"{scope_words(kind, which, also)}: wallet {wallet_id}, empty; fill it with `farthing wallets top-up`")
 
 
-@app.command("top-up")
+@app.command("top-up", cls=AmountCommand)
 def top_up(
     wallet_id: WalletId,
     amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much was paid in.")],
@@ -89,7 +89,7 @@ def top_up(
     _say_balance(in_database(work, database_url, data_dir))
 
 
-@app.command()
+@app.command(cls=AmountCommand)
 def refund(
     wallet_id: WalletId,
     amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="How much of what was charged.")],
@@ -109,7 +109,7 @@ def refund(
     _say_balance(in_database(work, database_url, data_dir))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=AmountCommand)
 def adjust(
     wallet_id: WalletId,
     amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="Below 0 to take credit away, like -5.")],

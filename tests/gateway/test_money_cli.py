@@ -86,6 +86,17 @@ async def test_a_wallet(run: Any) -> None:
     assert wallet in again
 
 
+async def test_an_amount_below_0_is_one_and_no_option(run: Any) -> None:
+    wallet = (await run("wallets", "create", "model", "m")).split("wallet ")[1].split(",")[0]
+    await run("wallets", "top-up", wallet, "5")
+    assert "balance 3.75 USD" in await run("wallets", "adjust", "--note", "x", wallet, "-1.25")
+    for command in (("wallets", "top-up", wallet), ("wallets", "refund", wallet), ("budgets", "set", "model", "m")):
+        assert "-1.25" in (said := await run(*command, "-1.25", fails=True)) and "0 or more" in said, said
+    assert "No such option: --expire" in await run(
+        "wallets", "top-up", wallet, "5", "--expire", "2100-01-01", fails=True
+    )
+
+
 async def test_the_leases_of_a_lost_gateway(run: Any, engine: AsyncEngine) -> None:
     await run("budgets", "set", "model", "m", "16", "--window", "none")
     lost = Leases(engine, "lost.1", "USD", Notices(engine))
