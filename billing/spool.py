@@ -179,12 +179,13 @@ class Spool:
         if pause > 0:
             loop.call_later(pause, self._write_waiting)
         else:
-            loop.call_soon(self._write_waiting)  # with what else comes in this turn of the loop
+            self._write_waiting()
 
     def _write_waiting(self) -> None:
         self._written_at = asyncio.get_running_loop().time()
         batch, self._waiting = self._waiting, []
         self._worker.do(partial(self._write, batch), partial(self._wrote, batch))
+        time.sleep(0)  # without the interpreter's lock: the disk begins now, not when this turn of the loop is over
 
     def _wrote(self, batch: list[_Waiting], failure: Exception | None) -> None:
         if isinstance(failure, OSError):
