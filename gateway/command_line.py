@@ -110,8 +110,8 @@ def _os_user() -> str:
         return str(os.getuid())
 
 
-def show(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows as a table for people, or as JSON with every value a string, number or null."""
+def show(rows: list[dict[str, Any]], as_json: bool, lines: bool = False) -> None:
+    """Rows as a table for people (with `lines` between them), or as JSON with every value a string, number or null."""
     if as_json:
         typer.echo(json.dumps(rows, default=_plain, indent=2))
         return
@@ -122,7 +122,7 @@ def show(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
+    table = Table(show_lines=lines)
     for column in rows[0]:
         numbers = all(_NUMBER.fullmatch("" if row[column] is None else _plain(row[column])) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if numbers else "left")

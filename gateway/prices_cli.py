@@ -59,12 +59,11 @@ def list_(
     for price in sorted(versions, key=lambda p: (p.book, p.model, p.upstream, p.scope_kind, p.tier, p.effective_at)):
         if model in (None, price.model):
             state = "in force" if price.id in in_force else "to come" if price.effective_at > now else "past"
-            row = _terms_row(price)
-            if not as_json:
-                scope = row.pop("scope_kind"), row.pop("scope_id")
-                row["for"] = f"{scope[0]} {names.get(scope, scope[1])}".strip()
-            rows.append(row | {"effective_at": price.effective_at, "state": state, "id": price.id})
-    show(rows if as_json else _without_empty(rows), as_json)
+            if as_json:
+                rows.append(_terms_row(price) | {"effective_at": price.effective_at, "state": state, "id": price.id})
+            else:
+                rows.append(_for_people(price, names, state))
+    show(rows if as_json else _without_empty(rows), as_json, lines=True)
 
 
 @app.command("import")
@@ -328,6 +327,30 @@ def _terms_row(terms: "PriceTerms") -> dict[str, Any]:
     from billing.prices import PriceTerms
 
     return {name: _plain(getattr(terms, name)) for name in PriceTerms.__struct_fields__}
+
+
+def _for_people(price: "Price", names: dict[tuple[str, str], str], state: str) -> dict[str, Any]:
+    """Narrow enough for a terminal: what few prices have stands below the name."""
+    import msgspec
+
+    from billing.price_changes import name_of
+    from billing.prices import RATES
+
+    scope = names.get((price.scope_kind, price.scope_id), price.scope_id)
+    columns = {"input": "input_fresh", "cached": "input_cached", "output": "output_text"}
+    others = [name for name in (*RATES, "device_hour", "factor") if name not in columns.values()]
+    amounts = {name: amount for name in others if (amount := _plain(getattr(price, name))) is not None}
+    return {
+        "price": "\n".join(
+            (
+                name_of(msgspec.structs.replace(price, scope_id=scope)),
+                *(f"  {name.removeprefix('input_').replace('_', ' ')} {amount}" for name, amount in amounts.items()),
+                str(price.id),
+            )
+        ),
+        **{column: _plain(getattr(price, name)) for column, name in columns.items()},
+        "from (UTC)": f"{price.effective_at.astimezone(UTC):%Y-%m-%d %H:%M}\n{state}, {price.currency}",
+    }
 
 
 def _without_empty(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -72,6 +72,26 @@ async def test_a_file_is_shown_then_entered_as_a_whole(shop: str, tmp_path: Path
     assert not [row for row in await rows(shop, "prices", "list") if row["model"] == "new"]
 
 
+async def test_the_list_fits_a_terminal(shop: str) -> None:
+    name = "claude-sonnet-4-5-20250929"
+    cost = ("--upstream", "anthropic", "--input-fresh", "3", "--input-cached", "0.3", "--input-cache-write", "3.75")
+    await run(shop, "prices", "set", name, *cost, "--output-text", "15", "--per-image", "0.0048")
+    await run(shop, "prices", "set", "--org", "acme", "--team", "search", "--factor", "0.8")
+    listed = await run(shop, "prices", "list")
+    assert max(map(len, listed.splitlines())) <= 100
+    for row in await rows(shop, "prices", "list"):
+        assert row["id"] in listed, "what --corrects takes"
+    for words in (
+        f"cost of {name} on anthropic",
+        "cache write 3.75",
+        "per image 0.0048",
+        "team acme/search",
+        "factor 0.8",
+    ):
+        assert words in listed
+    assert "in force, USD" in listed
+
+
 async def test_one_price_corrected_and_re_rated(shop: str) -> None:
     (row,) = await rows(shop, "prices", "set", "small", "--input-fresh", "0.07")
     assert row["parts"] == {"input_fresh": {"before": "0.05", "after": "0.07"}}
