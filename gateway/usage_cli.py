@@ -157,7 +157,7 @@ def _table(
     """With a total for each currency; columns that say nothing in any row are left out."""
     from_cache = any(row.cached_answers for row in rows)
     optional = {
-        **dict.fromkeys(("from_cache", "saved_tokens", "saved"), from_cache),
+        **dict.fromkeys(("cached_answers", "saved_tokens", "saved"), from_cache),
         "failed": any(row.failed for row in rows),
         "refused": any(row.refused for row in rows),
         "billed_unknown": any(row.billed_unknown for row in rows),
@@ -181,7 +181,7 @@ def _shown(row: "UsageRow", labels: dict[str, str], optional: dict[str, bool]) -
         "operations": f"{row.operations:,}",
         "failed": f"{row.failed:,}",
         "refused": f"{row.refused:,}",
-        "from_cache": f"{row.cached_answers:,}",
+        "cached_answers": f"{row.cached_answers:,}",
         "saved_tokens": f"{row.saved_prompt_tokens + row.saved_completion_tokens:,}",
         "saved": money(row.cached_answers_saved),
         "prompt": f"{row.tokens.prompt_tokens:,}",

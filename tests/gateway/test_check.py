@@ -61,6 +61,7 @@ def test_what_may_not_be_meant_is_noted(tmp_path: Path) -> None:
         upstreams.c = { kind = "ollama" }
         models.m.upstreams = [{ upstream = "a", upstream_model = "x/y", weight = 2, max_concurrent = 3 }, "b"]
         models.m.fallbacks = ["n"]
+        models.m.response_cache = { seconds = 90, shared_by = "team" }
         models.n = { upstreams = ["b"], price = { input_fresh = "1" } }
         """
     )
@@ -68,6 +69,7 @@ def test_what_may_not_be_meant_is_noted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "  runs on a as x/y, weight 2, at most 3 at a time, reports its cost itself" in done.stdout
     assert "  asked again at most 2 times, then n may answer" in done.stdout
+    assert "  its answers are given again for 90 seconds, within the same team" in done.stdout
     assert "note: no model uses the upstream 'c'" in done.stderr
     assert "note: 'm' has no price: its charge is unknown, and a hard budget refuses it" in done.stderr
     assert "note: 'n' has no price for cached, output, reasoning" in done.stderr

@@ -108,6 +108,18 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         (('["engine"]', '["engine"]\nfallbacks = ["x"]'), "13:14", "fallbacks.0: 'x' is not among [models]"),
         (('["engine"]', '["engine"]\nhedge_after_seconds = 1'), "13:23", "hedging needs a second upstream"),
         (('["engine"]', '[{ upstream = "engine", wieght = 2 }]'), "12:37", "did you mean `weight`?"),
+        (('["engine"]', '["engine"]\nresponse_cache = {}'), "13:1", "response_cache.seconds is missing"),
+        (('["engine"]', '["engine"]\nresponse_cache = { seconds = 0 }'), "13:30", "greater than 0"),
+        (
+            ('["engine"]', '["engine"]\nresponse_cache = { seconds = 9, shared_by = "all" }'),
+            "13:45",
+            "shared_by: Input should be 'org', 'team' or 'key'",
+        ),
+        (
+            ('["engine"]', '[{ upstream = "engine", priority_cost = { per_cached_answer = "1" } }]'),
+            "12:53",
+            "costs no upstream anything: give it in `price`",
+        ),
         (
             ('["engine"]', '[{ upstream = "engine", cost = {} }]'),
             "12:44",
