@@ -24,13 +24,31 @@ from billing.ids import new_id
 from billing.leases import Leases
 from billing.ledger import Ledger
 from billing.notices import Notices
-from billing.records import NO_COLUMNS, TOKEN_CLASSES, AttemptRecord, Charge, OperationRecord, TokenClasses
+from billing.records import (
+    NO_COLUMNS,
+    TOKEN_CLASSES,
+    AttemptRecord,
+    CachedAnswer,
+    Charge,
+    OperationRecord,
+    TokenClasses,
+)
 from billing.spool import UNREADABLE, Spool
 from billing.tables import attempt, operation
 from gateway.postgres import embedded_postgres
 from migrations import upgrade
 from tests.billing.replicas import a_replica, admit, row, until
 from tests.billing.samples import an_attempt, an_operation
+
+A_CACHED_ANSWER = CachedAnswer(
+    cached_from=new_id(),
+    saved_prompt_tokens=1_862,
+    saved_completion_tokens=126,
+    saved_billed=Decimal("0.00019416"),
+    saved_cost=Decimal("0.000000000000000001"),
+    price_version_id=new_id(),
+    price_override_id=None,
+)
 
 
 @pytest.fixture
@@ -68,13 +86,17 @@ async def held(engine: AsyncEngine, spool: Spool, amount: str, *billed: str | No
     return found
 
 
-async def test_every_field_arrives_to_the_last_digit(engine: AsyncEngine, spool: Spool) -> None:
-    record = an_operation()
+@pytest.mark.parametrize("cached", [None, A_CACHED_ANSWER], ids=["computed", "cached"])
+async def test_every_field_arrives_to_the_last_digit(
+    engine: AsyncEngine, spool: Spool, cached: CachedAnswer | None
+) -> None:
+    record = an_operation(cached=cached)
     await spool.append(record)
     assert await Ledger(engine, spool).drain() == 1
     (found,) = await rows(engine, select(operation))
     assert datetime.now(UTC) - found.pop("recorded_at") < timedelta(minutes=1)
-    assert found == {k: v for k, v in msgspec.structs.asdict(record).items() if k not in NO_COLUMNS}
+    answer = dict.fromkeys(CachedAnswer.__struct_fields__) if cached is None else msgspec.structs.asdict(cached)
+    assert found == {k: v for k, v in msgspec.structs.asdict(record).items() if k not in NO_COLUMNS} | answer
     attempts = []
     for found in await rows(engine, select(attempt).order_by(attempt.c.number)):
         assert found.pop("operation_id") == record.id
@@ -86,7 +108,7 @@ async def test_every_field_arrives_to_the_last_digit(engine: AsyncEngine, spool:
 
 def test_records_and_tables_have_the_same_fields() -> None:
     """Otherwise a field would be dropped in silence on its way into the database."""
-    wanted = {*OperationRecord.__struct_fields__, "recorded_at"} - NO_COLUMNS
+    wanted = {*OperationRecord.__struct_fields__, *CachedAnswer.__struct_fields__, "recorded_at"} - NO_COLUMNS
     assert set(operation.c.keys()) == wanted
     wanted = {*AttemptRecord.__struct_fields__, *TokenClasses.__struct_fields__, "operation_id"} - {"tokens"}
     assert set(attempt.c.keys()) == wanted
