@@ -33,6 +33,8 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
     billed_delta: Decimal | None
     """What later corrections of prices changed `billed` by; None: nothing."""
     cost_delta: Decimal | None
+    from_cache: bool
+    """The answer came out of the response cache."""
     currency: str
     ttft_seconds: float | None
     """To the first token that was sent; where the answer was not streamed, to the first that was made."""
@@ -100,6 +102,7 @@ async def latest_operations(
             cost=row.cost_now,
             billed_delta=row.billed_delta,
             cost_delta=row.known_cost_delta,
+            from_cache=row.cached_from is not None,
             currency=row.currency,
             ttft_seconds=row.first_token if row.ttft_seconds is None else row.ttft_seconds,
             total_seconds=row.total_seconds,

@@ -38,6 +38,11 @@ _SPENDING = (
     *("billed_adjustment", "cost_adjustment"),
 )
 """Measures that a Spending is made of."""
+_SAVINGS = (
+    *("cache_saved", "cache_saved_unknown", "cached_answers", "saved_prompt_tokens", "saved_completion_tokens"),
+    *("cached_answers_saved", "cached_answers_saved_unknown"),
+)
+"""Measures that a CacheSaving is made of."""
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +104,14 @@ class CacheSaving(msgspec.Struct, frozen=True, kw_only=True):
     """What the cached prompt tokens would have been billed more as fresh ones."""
     unpriced_tokens: int
     """Cached tokens of operations in this currency that have no price."""
+    answers: int
+    """Given out of the response cache."""
+    answers_tokens: int
+    """That were not computed for them, prompt and completion."""
+    answers_amount: Decimal
+    """What their first callers were billed more than those who got them again."""
+    answers_unknown: int
+    """That are not in `answers_amount`."""
 
 
 async def total_spending(
@@ -193,16 +206,24 @@ async def model_shares(
 async def cache_savings(
     connection: AsyncConnection, start: datetime, *, within: Within = EVERYTHING
 ) -> list[CacheSaving]:
-    """What prefix caching took off the bills from `start`, by the sale prices that were used, one row a currency."""
-    rows = await usage_rows(connection, start, measures=("cache_saved", "cache_saved_unknown"))
-    amount, unpriced = func.sum(rows.c.cache_saved), func.sum(rows.c.cache_saved_unknown)
+    """What prefix and response caches took off the bills from `start`, by the sale prices used, one row a currency."""
+    rows = await usage_rows(connection, start, measures=_SAVINGS)
+    sums = {name: func.sum(rows.c[name]) for name in _SAVINGS}
     query = (
-        within.of(select(rows.c.currency, amount.label("amount"), unpriced.label("unpriced_tokens")), rows)
+        within.of(select(rows.c.currency, *(each.label(name) for name, each in sums.items())), rows)
         .group_by(rows.c.currency)
-        .having((amount != 0) | (unpriced > 0))
+        .having((sums["cache_saved"] != 0) | (sums["cache_saved_unknown"] > 0) | (sums["cached_answers"] > 0))
     )
     return [
-        CacheSaving(currency=row.currency, amount=row.amount, unpriced_tokens=int(row.unpriced_tokens))
+        CacheSaving(
+            currency=row.currency,
+            amount=row.cache_saved,
+            unpriced_tokens=int(row.cache_saved_unknown),
+            answers=int(row.cached_answers),
+            answers_tokens=int(row.saved_prompt_tokens + row.saved_completion_tokens),
+            answers_amount=row.cached_answers_saved,
+            answers_unknown=int(row.cached_answers_saved_unknown),
+        )
         for row in await connection.execute(query)
     ]
 

@@ -8,10 +8,15 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import reports
+from billing.charge import total
+from billing.devices import device_hours
+from billing.filters import Filters
+from billing.forecast import Forecast, forecast_month
 from billing.operations import OperationSummary, latest_operations
 from billing.records import TOKEN_CLASSES, TokenClasses
 from billing.reports import (
     EVERYTHING,
+    CacheSaving,
     CurrencySpending,
     ModelShare,
     Spending,
@@ -70,9 +75,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     models: list[Model]
     model_operations: int
     tokens: TokenClasses
-    saved: Decimal
-    """By the prefix cache, in `currency`."""
-    saved_unpriced_tokens: int
+    saving: CacheSaving
+    """In `currency`."""
+    idle: Decimal | None
+    """What the devices' idle time in the period cost, in `currency`; None where it is not for who asks, or unknown."""
+    forecast: Forecast | None
+    """Of the month that runs, in `currency`; None where neither it nor the four weeks before have an operation."""
     spending_points: list[tuple[datetime, Spending]]
     token_points: list[tuple[datetime, TokenClasses]]
     charts: dict[str, Chart]
@@ -109,6 +117,8 @@ async def gather(
     shares = await reports.model_shares(connection, start, within=within)
     users = await reports.user_spending(connection, starts, within=within)
     savings = await reports.cache_savings(connection, start, within=within)
+    filters = Filters(org_id=within.org_id, user_id=within.user_id)
+    forecasts = await forecast_month(connection, filters, now=now)
     in_time = {
         point.at: point.spending
         for point in await reports.spending_over_time(connection, start, period.step, within=within)
@@ -132,8 +142,9 @@ async def gather(
         models=[Model(share, add(row.tokens for row in token_rows if row.model == share.model)) for share in shares],
         model_operations=sum(share.spending.operations for share in shares),
         tokens=add(row.tokens for row in token_rows),
-        saved=sum((saving.amount for saving in savings if saving.currency == currency), Decimal(0)),
-        saved_unpriced_tokens=sum(saving.unpriced_tokens for saving in savings),
+        saving=next((saving for saving in savings if saving.currency == currency), _no_saving(currency)),
+        idle=await _idle(connection, start, now, currency) if costs and within == EVERYTHING else None,
+        forecast=next((each for each in forecasts if each.currency == currency), None),
         spending_points=spending_points,
         token_points=token_points,
         charts={
@@ -143,6 +154,23 @@ async def gather(
         },
         latest=latest,
     )
+
+
+def _no_saving(currency: str) -> CacheSaving:
+    return CacheSaving(
+        currency=currency,
+        amount=Decimal(0),
+        unpriced_tokens=0,
+        answers=0,
+        answers_tokens=0,
+        answers_amount=Decimal(0),
+        answers_unknown=0,
+    )
+
+
+async def _idle(connection: AsyncConnection, start: datetime, end: datetime, currency: str) -> Decimal | None:
+    hours = await device_hours(connection, start, end)
+    return total(hour.idle_cost for hour in hours if hour.currency == currency)
 
 
 def add(several: Iterable[TokenClasses]) -> TokenClasses:

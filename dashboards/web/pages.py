@@ -14,9 +14,10 @@ from billing.prices import Price, effective
 from billing.reports import Within
 from billing.roles import Caller
 from dashboards.web.explain import CLASS_NAMES, explain, why_unknown
-from dashboards.web.overview import PERIODS, gather
+from dashboards.web.overview import PERIODS, Period, gather
 from dashboards.web.site import AnyRequest, Site
 from dashboards.web.timeline import first_token, timeline
+from dashboards.web.usage import gather as gather_usage
 
 LATEST = 100
 
@@ -26,10 +27,7 @@ async def overview(
     request: AnyRequest, site: NamedDependency[Site], period: FromQuery[str] = PERIODS[-1].slug
 ) -> Response[str]:
     """Spending, tokens, models and users in `period` (`today`, `7d` or `30d`)."""
-    chosen = next((each for each in PERIODS if each.slug == period), None)
-    if chosen is None:
-        names = ", ".join(each.slug for each in PERIODS)
-        raise NotFoundException(f"There is no such period. Choose one of {names}.")
+    chosen = _period(period)
     async with site.read() as connection:
         view = await gather(connection, chosen, datetime.now(UTC), _within(request), costs=_costs(request))
     if view is None:
@@ -42,6 +40,23 @@ async def overview(
         class_names=CLASS_NAMES,
         costs=_costs(request),
     )
+
+
+@get("/usage")
+async def usage(
+    request: AnyRequest,
+    site: NamedDependency[Site],
+    by: FromQuery[str | None] = None,
+    period: FromQuery[str] = PERIODS[-1].slug,
+) -> Response[str]:
+    """Who cost what in `period`, `by` user, team, key, tag:NAME and more."""
+    chosen, within = _period(period), _within(request)
+    wanted = by or ("key" if within.user_id else "user")
+    async with site.read() as connection:
+        view = await gather_usage(connection, wanted, chosen, datetime.now(UTC), within)
+    if view is None:
+        raise NotFoundException("Usage is not shown by that. The page links to what there is.")
+    return site.page("usage.html", caller=_caller(request), view=view, periods=PERIODS, costs=_costs(request))
 
 
 @get("/operations")
@@ -93,6 +108,14 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         class_names=CLASS_NAMES,
         costs=costs,
     )
+
+
+def _period(slug: str) -> Period:
+    chosen = next((each for each in PERIODS if each.slug == slug), None)
+    if chosen is None:
+        names = ", ".join(each.slug for each in PERIODS)
+        raise NotFoundException(f"There is no such period. Choose one of {names}.")
+    return chosen
 
 
 def _caller(request: AnyRequest) -> Caller:

@@ -57,7 +57,7 @@ def create_router(
 
     private = Router(
         "/",
-        route_handlers=[pages.overview, pages.operations, pages.operation, no_such_page],
+        route_handlers=[pages.overview, pages.usage, pages.operations, pages.operation, no_such_page],
         guards=[sign_in.session_guard(site)],
     )
     return Router(

@@ -85,7 +85,10 @@ async def fill(
 
 async def insert_records(connection: AsyncConnection, records: list[OperationRecord]) -> None:
     """Put `records` into the two tables as they are."""
-    operations = [_row(record, *NO_COLUMNS) for record in records]
+    operations = [
+        _row(record, *NO_COLUMNS) | (msgspec.structs.asdict(record.cached) if record.cached else {})
+        for record in records
+    ]
     attempts = [
         _row(each, "tokens") | msgspec.structs.asdict(each.tokens) | {"operation_id": record.id}
         for record in records

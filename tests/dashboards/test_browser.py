@@ -129,8 +129,9 @@ async def test_a_phone_never_scrolls_sideways(browser: Browser, address: str) ->
         for details in await page.locator("details").all():
             await details.locator("summary").click()
         await fits(page)
-        await page.goto(f"{address}/operations")
-        await fits(page)
+        for path in ("usage?by=key", "usage?by=tag%3Aapp", "operations"):
+            await page.goto(f"{address}/{path}")
+            await fits(page)
         await page.locator("tbody a").first.click()
         await page.get_by_role("heading", name="Attempts").wait_for()
         await fits(page)
@@ -192,7 +193,7 @@ async def test_the_keyboard_alone_reaches_everything_and_shows_where_it_is(brows
         await page.keyboard.press("Enter")
         await page.get_by_role("heading", name="Overview", level=1).wait_for()
         reached = []
-        for _ in range(8):
+        for _ in range(9):
             await page.keyboard.press("Tab")
             name, outline, top = await page.evaluate(
                 "(e => [e.innerText.trim(), getComputedStyle(e).outlineStyle, e.getBoundingClientRect().top])"
@@ -200,8 +201,8 @@ async def test_the_keyboard_alone_reaches_everything_and_shows_where_it_is(brows
             )
             assert outline != "none" and top >= 0, f"the focus on {name} cannot be seen"
             reached.append(name)
-        assert reached[:5] == ["Skip to the content", "Farthing", "Overview", "Operations", "Sign out"]
-        assert reached[5:] == ["Today", "7 days", "30 days"]
+        assert reached[:6] == ["Skip to the content", "Farthing", "Overview", "Usage", "Operations", "Sign out"]
+        assert reached[6:] == ["Today", "7 days", "30 days"]
         await page.goto(address)
         await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")  # skip

@@ -1,6 +1,7 @@
 """The pages over HTTP, on real PostgreSQL: who may see them, what they say, what they say when something is wrong."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -19,9 +20,10 @@ from visiting import ADMIN_KEY, KEY_HASH, ORIGIN, mount, sign_in, visitor
 
 import dashboards.web.site
 from billing import people, prices
+from billing.forecast import forecast_month
 from billing.ids import new_id
 from billing.operations import latest_operations
-from billing.records import AttemptRecord, OperationRecord, TokenClasses
+from billing.records import AttemptRecord, CachedAnswer, OperationRecord, TokenClasses
 from dashboards.web.session import Sessions
 from gateway.postgres import embedded_postgres
 from migrations import upgrade
@@ -120,7 +122,15 @@ async def test_every_answer_has_the_strict_headers(operator: httpx.AsyncClient) 
 
 async def test_the_overview_names_users_models_and_sums(operator: httpx.AsyncClient) -> None:
     page = (await operator.get("/dashboard")).text
-    for words in ("amara.okafor", "李雯", "qwen2.5-coder-1.5b", "Prefix cache hits", "unknown for", "Today", "7 days"):
+    for words in (
+        "amara.okafor",
+        "李雯",
+        "qwen2.5-coder-1.5b",
+        "Saved by the prefix cache",
+        "unknown for",
+        "Today",
+        "7 days",
+    ):
         assert words in page
     for period in ("today", "7d", "30d"):
         answer = await operator.get("/dashboard", params={"period": period})
@@ -267,6 +277,42 @@ async def test_the_first_token_of_a_whole_answer_is_the_attempts(engine: AsyncEn
         listed = (await client.get("/dashboard/operations")).text
     assert "<dd>323 ms</dd>" in page and "sent with the whole answer" in page
     assert ">323 ms</td>" in listed
+
+
+async def test_an_answer_from_the_response_cache_says_what_it_saved(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        first = await hostile_operation(connection, datetime.now(UTC))
+        cached = CachedAnswer(
+            cached_from=first.id, saved_prompt_tokens=190, saved_completion_tokens=120, saved_billed=Decimal("0.0125"),
+            saved_cost=Decimal("0.004"), price_version_id=None, price_override_id=None,
+        )  # fmt: skip
+        again = {"status": "ok", "http_status": 200, "error": None, "attempts": [], "cached": cached}
+        record = msgspec.structs.replace(first, id=new_id(), billed=Decimal("0.0025"), cost=Decimal(0), **again)
+        await insert_records(connection, [first])
+        await insert_records(connection, [record])
+    async with visitor(mount(engine)) as client:
+        await sign_in(client)
+        overview = (await client.get("/dashboard")).text
+        page = (await client.get(f"/dashboard/operations/{record.id}")).text
+    tile = overview.partition("<dt>Saved by the response cache</dt>")[2].partition("</div>")[0]
+    assert '<data value="0.0100">0.010000</data>' in tile and "1 answer given again, 310 tokens not computed" in tile
+    assert overview.count("from cache") == 1
+    section = page.partition('<section aria-labelledby="cached">')[2].partition("</section>")[0]
+    assert f'href="/dashboard/operations/{first.id}"' in section
+    for shown in (">190<", ">120<", '<data value="0.0125">', '<data value="0.004">'):
+        assert shown in section
+
+
+async def test_the_month_s_forecast_is_the_shell_s(sample_engine: AsyncEngine, operator: httpx.AsyncClient) -> None:
+    page = (await operator.get("/dashboard")).text
+    async with sample_engine.connect() as connection:
+        [month] = await forecast_month(connection)
+    table = page.partition('<caption id="month-caption"')[2].partition("</table>")[0]
+    shown = [Decimal(value) for value in re.findall('<data value="([^"]*)"', table)]
+    ranges = [getattr(month, name) for name in ("billed", "cost", "margin")]
+    assert shown[::4] == [each.so_far for each in ranges]
+    for found, expected in zip(shown[1::4], [each.expected for each in ranges], strict=True):
+        assert abs(found - expected) <= abs(expected) / 1000  # seconds have passed
 
 
 async def test_without_a_model_the_list_says_what_was_asked_for(engine: AsyncEngine) -> None:

@@ -119,6 +119,23 @@ async def test_every_total_is_the_shell_s(client: httpx.AsyncClient, usage: Call
     assert datetime.now(UTC).date() == before, "the day ended in the middle of this"
 
 
+async def test_usage_by_anything_is_the_shell_s(client: httpx.AsyncClient, usage: Callable[..., Any]) -> None:
+    before = datetime.now(UTC).date()
+    for slug, by in (("30d", "team"), ("7d", "key"), ("30d", "tag:app"), ("today", "hour"), ("30d", "day")):
+        page = (await client.get("/dashboard/usage", params={"by": by, "period": slug})).text
+        rows = await usage("--by", by, "--last", PERIODS[slug])
+        found = table(page, "usage-caption")
+        assert [name for name in found if name not in (rows[0]["currency"], "All")][1:] == [row[by] for row in rows]
+        for row in [*rows, (await usage("--by", "org", "--last", PERIODS[slug]))[0] | {by: "All"}]:
+            prompt = sum(row[name] for name in TOKEN_CLASSES[:3])
+            output = sum(row[name] for name in TOKEN_CLASSES[3:])
+            cells = found[row[by]]
+            assert cells[:2] == [f"{row['operations']:,}", f"{prompt:,}"]
+            assert cells[3:7] == [f"{output:,}", *shown(row)]
+    assert (await client.get("/dashboard/usage?by=colour")).status_code == 404
+    assert datetime.now(UTC).date() == before, "the day ended in the middle of this"
+
+
 async def test_each_user_and_each_day_is_the_shell_s(client: httpx.AsyncClient, usage: Callable[..., Any]) -> None:
     before = datetime.now(UTC).date()
     page = (await client.get("/dashboard")).text
@@ -178,5 +195,7 @@ async def test_a_member_sees_what_changed_about_their_bill_and_not_about_costs(a
         for operation_id, member in seen.items():
             client.cookies.set(COOKIE, Sessions(KEY_HASH).issue(str(member)), domain="farthing.test")
             pages.append((await client.get(f"/dashboard/operations/{operation_id}")).text)
-            assert not re.search("[Cc]ost|Margin|shell:ada", pages[-1] + (await client.get("/dashboard")).text)
+            others = [(await client.get(path)).text for path in ("/dashboard", "/dashboard/usage")]
+            assert not re.search("[Cc]ost|Margin|shell:ada", "".join([pages[-1], *others]))
+            assert (await client.get("/dashboard/usage?by=user")).status_code == 404
     assert [REASON in page for page in pages] == [True, False]
