@@ -1,8 +1,8 @@
 """How long a gateway waits while the schema under it is brought from an early release's to this one's.
 
 `python -m benchmarks.migrations [--rows N] [--from REVISION] [--folder DIR] [--json FILE]`. A ledger of N operations
-with their attempts is laid at the early schema. Then, while operations are recorded at RATE a second as they become
-due, the migrations run as they do in `farthing migrate`, and once more while a report holds the ledger's tables.
+with their attempts is laid at the early schema. Then, while operations are recorded at RATE a second, the
+migrations run as they do in `farthing migrate`, and once more while a report holds the ledger's tables.
 """
 
 import argparse
@@ -45,8 +45,7 @@ _MADE = """
         SELECT uuidv7(at - clock_timestamp()), at, :org, :org, '{"feature": "a"}', 'chat.completions', 'auto', 'small',
             true, 'ok', 200, 1, 0.001, 0.0004, 'USD'
         FROM (
-            SELECT CAST(:day AS timestamptz) + random() * make_interval(secs => :seconds) AS at
-            FROM generate_series(1, :rows)
+            SELECT CAST(:day AS timestamptz) + random() * interval '1 day' AS at FROM generate_series(1, :rows)
         ) AS moments
         RETURNING id, started_at, model, billed, cost
     )
@@ -56,6 +55,26 @@ _MADE = """
     )
     SELECT id, 1, 'engine', model, started_at, 'ok', 200, 200, 160, 0, 150, 0, 'engine', 1, billed, cost FROM made
 """
+
+
+_IDS = "FROM unnest(CAST(:ids AS uuid[])) AS id"
+_RECORD = (
+    f"""
+    INSERT INTO operation (
+        id, started_at, org_id, key_id, api, requested_model, model, stream, status, http_status, total_seconds,
+        currency
+    )
+    SELECT id, now(), :org, :org, 'chat.completions', 'auto', 'small', true, 'ok', 200, 1, 'USD' {_IDS}
+    """,
+    f"""
+    INSERT INTO attempt (
+        operation_id, number, upstream, model, started_at, status, http_status, input_fresh, input_cached,
+        input_cache_write, output_text, output_reasoning, usage_source, total_seconds
+    )
+    SELECT id, 1, 'engine', 'small', now(), 'ok', 200, 200, 160, 0, 150, 0, 'engine', 1 {_IDS}
+    """,
+)
+_ORG = new_id()
 
 
 async def fill(engine: AsyncEngine, rows: int) -> None:
@@ -73,7 +92,7 @@ async def fill(engine: AsyncEngine, rows: int) -> None:
         left -= share
         for start in range(0, share, CHUNK):
             async with engine.begin() as connection:
-                values = {"day": day, "seconds": 86_399, "rows": min(CHUNK, share - start), "org": new_id()}
+                values = {"day": day, "rows": min(CHUNK, share - start), "org": _ORG}
                 await connection.execute(text(_MADE), values)
     say(f"  {time.perf_counter() - began:.0f} s")
     async with engine.connect() as connection:
@@ -81,22 +100,26 @@ async def fill(engine: AsyncEngine, rows: int) -> None:
 
 
 class Writer:
-    """Records operations at RATE a second; `waits` has how long after it was due each was committed, in ms."""
+    """Records operations as the ledger does: all that have come since, RATE a second, in one transaction.
+
+    `waits` has how long the first of each batch waited to be committed, in ms.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine, self._org = engine, new_id()
+        self._engine = engine
         self.waits: list[float] = []
 
     async def _write(self) -> None:
         due = time.perf_counter()
         while True:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            number = 1 + int((time.perf_counter() - due) * RATE)
+            values = {"ids": [new_id() for _ in range(number)], "org": _ORG}
             async with self._engine.begin() as connection:
-                values = {"day": datetime.now(UTC), "seconds": 0, "rows": 1, "org": self._org}
-                await connection.execute(text(_MADE), values)
-            # One that was due in the meantime waited as well.
+                for statement in _RECORD:
+                    await connection.execute(text(statement), values if "org" in statement else {"ids": values["ids"]})
             self.waits.append((time.perf_counter() - due) * 1000)
-            due += 1 / RATE
+            due += number / RATE
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:

@@ -35,18 +35,20 @@ class MigrationError(RuntimeError):
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at `url` (postgresql+asyncpg://…) to this version's schema, all in one transaction.
+    """Bring the database at `url` (postgresql+asyncpg://…) to this version's schema, each revision in a transaction.
 
-    Two starters at once take turns by an advisory lock; the second finds nothing to do. Gateways may use the database
-    meanwhile: while a query of theirs is in the way, it steps back and tries again, for PATIENCE_SECONDS. Not for use
-    inside a running event loop. Raises MigrationError, with nothing changed, when the database is unreachable, newer
-    than this code, or in use all that time.
+    Several starters at once take turns by an advisory lock; who finds nothing to do is done. Gateways may use the
+    database meanwhile: while a query of theirs is in the way of a revision, it steps back and tries again, for
+    PATIENCE_SECONDS. One transaction for all would hold more tables, longer, and could wait for whom it holds up.
+    Not for use inside a running event loop. Raises MigrationError when the database is unreachable, newer than this
+    code, or in use all that time; the schema is a whole revision's then too.
     """
     _run(url, "upgrade", revision)
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Take the schema back to `revision` (`base` drops everything, data included). Raises as `upgrade` does."""
+    """Take the schema back to `revision` (`base` drops everything, data included), all in one transaction. Raises as
+    `upgrade` does."""
     _run(url, "downgrade", revision)
 
 
@@ -68,23 +70,28 @@ def _run(url: str, direction: str, revision: str) -> None:
 
 async def _migrate(url: str, direction: str, revision: str) -> None:
     engine = create_async_engine(url, poolclass=NullPool)
-    end = time.monotonic() + PATIENCE_SECONDS
     try:
-        while True:
-            try:
-                async with engine.begin() as connection:
-                    await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-                    await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
-                    await connection.run_sync(_alembic, direction, revision)
-                return
-            except DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) not in _BUSY:
-                    raise
-                if time.monotonic() > end:
-                    raise MigrationError(await _in_use(engine, error.statement)) from error
-            await asyncio.sleep(PAUSE_SECONDS)
+        while await _step(engine, direction, revision):
+            pass
     finally:
         await engine.dispose()
+
+
+async def _step(engine: AsyncEngine, direction: str, revision: str) -> bool:
+    """One transaction's worth, at the first try that gets its locks; return whether more is left to do."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            async with engine.begin() as connection:
+                await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+                await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
+                return await connection.run_sync(_alembic, direction, revision)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in _BUSY:
+                raise
+            if time.monotonic() > end:
+                raise MigrationError(await _in_use(engine, error.statement)) from error
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def _in_use(engine: AsyncEngine, statement: str | None) -> str:
@@ -92,20 +99,26 @@ async def _in_use(engine: AsyncEngine, statement: str | None) -> str:
         oldest = [f"{row.pid} ({row.name}, {row.seconds} s)" for row in await connection.execute(_OLDEST)]
     words = " ".join((statement or "").split()[:3])
     return (
-        f"a table was in use for {PATIENCE_SECONDS:g} s, at `{words} …`; nothing is changed. Its longest transactions "
-        f"are those of the PostgreSQL processes {', '.join(oldest) or '(none now)'}: wait until they have ended, or "
-        "end them with SELECT pg_terminate_backend(process), or stop the gateways; then migrate again"
+        f"a table was in use for {PATIENCE_SECONDS:g} s, at `{words} …`. The longest transactions are those of the "
+        f"PostgreSQL processes {', '.join(oldest) or '(none now)'}: wait until they have ended, or end them with "
+        "SELECT pg_terminate_backend(process), or stop the gateways; then migrate again, which goes on where it stopped"
     )
 
 
-def _alembic(connection: Connection, direction: str, revision: str) -> None:
+def _alembic(connection: Connection, direction: str, revision: str) -> bool:
     settings = config()
-    known = {script.revision for script in ScriptDirectory.from_config(settings).walk_revisions()}
-    unknown = set(MigrationContext.configure(connection).get_current_heads()) - known
-    if unknown:
+    scripts = ScriptDirectory.from_config(settings)
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current is not None and current not in {script.revision for script in scripts.walk_revisions()}:
         raise MigrationError(
-            f"the database was made by a newer Farthing (schema {', '.join(sorted(unknown))} is unknown here); "
+            f"the database was made by a newer Farthing (schema {current} is unknown here); "
             "install that version or a later one"
         )
     settings.attributes["connection"] = connection
-    (command.upgrade if direction == "upgrade" else command.downgrade)(settings, revision)
+    if direction == "downgrade":
+        command.downgrade(settings, revision)
+        return False
+    *later, following = [None, *(script.revision for script in scripts.iterate_revisions(revision, current or "base"))]
+    if following is not None:
+        command.upgrade(settings, following)
+    return len(later) > 1
