@@ -37,6 +37,8 @@ class Gateway:
     opens: bool = True
     database: Path | None = None
     """Farthing's: where PostgreSQL keeps its files."""
+    durable: Path | None = None
+    """Farthing's: on which disk an answer's row is before the answer goes out."""
 
 
 def upstream() -> System:
@@ -98,7 +100,7 @@ def farthing(url: str, folder: Path, core: int) -> Iterator[Gateway]:
             _command(env, "budgets", "set", *scope, PLENTY, "--currency", "USD")
         command = [sys.executable, "-P", "-m", "gateway", "--config", str(config), "--port", "{port}"]
         system = System("farthing", "farthing", pinned(core, command), "fake", env, health="/health/ready")
-        yield Gateway(system, {"authorization": f"Bearer {key['key']}"}, database=folder / "postgres")
+        yield Gateway(system, {"authorization": f"Bearer {key['key']}"}, database=folder / "postgres", durable=folder)
 
 
 def _configuration(url: str) -> str:

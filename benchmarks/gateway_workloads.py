@@ -1,10 +1,13 @@
 """What gateways are measured by: what a request and a stream cost, what they are delayed by, what memory they take."""
 
+import os
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import gt
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -15,6 +18,9 @@ from benchmarks.gateway_upstream import CHUNKS
 from benchmarks.servers import Running, cpu_seconds
 
 MIB = 2**20
+FLUSH = "the disk's own flush p50"
+ROW_BYTES = 1024
+"""About what an operation with one attempt has in the spool."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,23 @@ async def _delayed(one: Measured, what: str, stream: bool) -> list[Figure]:
                 figures.append(Figure(workload, metric, value, "ms"))
                 if (bare := one.bare.get((workload, metric))) is not None:
                     figures.append(Figure(workload, f"added {metric}", value - bare, "ms"))
+        if one.gateway.durable is not None and not stream:
+            flush = quantile(_flushes(one.gateway.durable, rate, one.sizes.seconds / 2), 0.5) * 1000
+            figures.append(Figure(f"{rate} {what} a second", FLUSH, flush, "ms"))
     return figures
+
+
+def _flushes(folder: Path, rate: int, seconds: float) -> list[float]:
+    """Seconds that the disk takes by itself for what a row is to it: so many appends a second, each flushed."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began, taken = time.perf_counter(), []
+        for number in range(int(rate * seconds)):
+            time.sleep(max(began + number / rate - time.perf_counter(), 0))
+            start = time.perf_counter()
+            file.write(bytes(ROW_BYTES))
+            os.fdatasync(file.fileno())
+            taken.append(time.perf_counter() - start)
+        return taken
 
 
 async def memory(one: Measured) -> list[Figure]:
