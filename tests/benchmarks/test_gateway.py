@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import gateway, gateway_peers
+from benchmarks import gateway, gateway_peers, gateway_workloads
 from benchmarks.gateway_load import FailedRequestError, Load
 from benchmarks.report import ROOT, Report
 from benchmarks.servers import start
@@ -77,7 +77,7 @@ def test_ratios_are_of_cpu_time() -> None:
 
 def test_the_disk_s_part_of_the_delay_is_told_apart() -> None:
     report, place = Report(), ("50 requests a second", "farthing")
-    gateway.compare(report, {(*place, "added p50"): 1.75, (*place, gateway.FLUSH): 0.5})
+    gateway.compare(report, {(*place, "added p50"): 1.75, (*place, gateway_workloads.FLUSH): 0.5})
     assert report.ratios == {"added_p50_ms": 1.75, "added_p50_without_flush_ms": 1.25}
 
 
