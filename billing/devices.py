@@ -25,6 +25,8 @@ from billing.tables import device_account, device_hour
 _HOUR = timedelta(hours=1)
 _LONGEST_SECONDS = 10 * 366 * 86_400
 """No engine process runs so long."""
+_GONE = timedelta(minutes=1)
+"""An upstream that nobody has looked at an engine as for so long is there no more: it was renamed, or taken away."""
 _NANOSECOND = Decimal("1E-9")
 
 
@@ -61,25 +63,24 @@ async def take_over(
     """Add what an engine process's counters have gained since they were last taken over. Safe to repeat, in any order.
 
     `price`: of the device's hour now; None leaves the cost unknown. Two upstreams that lead to one process: it counts
-    for the first. Raises ValueError for counters that cannot be.
+    for the first, for as long as that is looked at. Raises ValueError for counters that cannot be.
     """
     if not 0 <= idle_seconds <= wall_seconds < _LONGEST_SECONDS:
         raise ValueError(f"{idle_seconds} idle of {wall_seconds} seconds cannot be")
     row = {"upstream": upstream, "instance": instance}
     await conn.execute(insert(device_account).values(row).on_conflict_do_nothing())
     known = device_account.c.instance == instance
-    columns = (device_account.c.upstream, device_account.c.wall_seconds, device_account.c.idle_seconds)
-    before = (await conn.execute(select(*columns).where(known).with_for_update())).one()
+    before = (await conn.execute(select(device_account).where(known).with_for_update())).one()
+    now = (await conn.execute(select(func.clock_timestamp()))).scalar_one()
     wall = Decimal(repr(float(wall_seconds))) - before.wall_seconds
-    if before.upstream != upstream or wall <= 0:
+    if wall <= 0 or (before.upstream != upstream and now - before.read_at < _GONE):
         return
     idle = min(max(Decimal(repr(float(idle_seconds))) - before.idle_seconds, Decimal(0)), wall)
-    now = (await conn.execute(select(func.clock_timestamp()))).scalar_one()
     # In the order of their keys: two engines of one upstream lock its hours one after the other.
     for share in _shares(now, wall, idle):
         await _add(conn, upstream, currency, price, share)
     gained = {"wall_seconds": before.wall_seconds + wall, "idle_seconds": before.idle_seconds + idle, "read_at": now}
-    await conn.execute(update(device_account).where(known).values(gained))
+    await conn.execute(update(device_account).where(known).values(gained | {"upstream": upstream}))
 
 
 async def device_hours(conn: AsyncConnection, start: datetime, end: datetime) -> list[DeviceHour]:

@@ -49,6 +49,23 @@ async def test_a_restarted_engine_counts_from_nothing(conn: AsyncConnection) -> 
     assert (await totals(conn))[:3] == (58, 7, 51)
 
 
+async def test_an_engine_whose_upstream_is_renamed_loses_no_second(conn: AsyncConnection) -> None:
+    async def renamed(wall: float, idle: float) -> None:
+        await take_over(conn, "cuda", "a", wall_seconds=wall, idle_seconds=idle, price=PRICE, currency="USD")
+
+    await read(conn, 10.0, 4.0)
+    await renamed(11.0, 4.0)
+    assert [(hour.upstream, hour.wall_seconds) for hour in await device_hours(conn, *ALWAYS)] == [("gpu", 10)]
+    await conn.execute(text("UPDATE device_account SET read_at = read_at - interval '61 seconds'"))
+    await renamed(75.0, 60.0)
+    await read(conn, 76.0, 60.0)  # by a replica that has the old name yet
+    sums = dict.fromkeys(("gpu", "cuda"), Decimal(0))
+    for hour in await device_hours(conn, *ALWAYS):
+        sums[hour.upstream] += hour.wall_seconds
+    assert sums == {"gpu": 10, "cuda": 65}
+    assert (await totals(conn))[:3] == (75, 15, 60)
+
+
 async def test_replicas_that_look_at_once(engine: AsyncEngine) -> None:
     async def replica(step: int) -> None:
         for number in range(20):
