@@ -2,35 +2,20 @@
 
 import getpass
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
-from typer.testing import CliRunner
 
 from billing.administrators import find_token
-from gateway.cli import app
-
-
-class Outcome(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
+from tests.gateway.commands import Outcome, farthing_inside
 
 
 @pytest.fixture
-def run(database_url: str) -> Iterator[Callable[..., Outcome]]:
-    """The command in this process, in a thread of its own: it runs its own event loop."""
+def run(database_url: str) -> Callable[..., Outcome]:
     environment = {"FARTHING_DATABASE_URL": database_url.replace("+asyncpg", "")}
-
-    def command(*arguments: str) -> Outcome:
-        result = thread.submit(CliRunner().invoke, app, arguments, env=environment).result()
-        return Outcome(result.exit_code, result.stdout, result.stderr)
-
-    with ThreadPoolExecutor(1) as thread:
-        yield command
+    return lambda *arguments: farthing_inside(*arguments, **environment)
 
 
 def rows(result: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The `farthing` command as a shell sees it: output, exit code, one sentence when something is wrong."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,19 +12,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing.prices import PriceTerms, seed
-
-FARTHING = Path(sys.executable).with_name("farthing")
-
-
-def farthing(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FARTHING, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "60", **environment},
-        timeout=60,
-        check=False,
-    )
+from tests.gateway.commands import farthing, farthing_inside
 
 
 async def give_prices(database_url: str, currency: str) -> None:
@@ -102,7 +89,7 @@ class TestAdministration:
     def run(self, database_url: str) -> Any:
         # As a person would write it: asyncpg is our affair.
         environment = {"FARTHING_DATABASE_URL": database_url.replace("+asyncpg", "")}
-        return lambda *arguments: farthing(*arguments, **environment)
+        return lambda *arguments: farthing_inside(*arguments, **environment)
 
     async def test_create_list_revoke(self, run: Any) -> None:
         made = run("keys", "create", "ci [runner]", "--user", "ada", "--team", "research", "--days", "30", "--json")

@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing.partitions import ensure_partition, ensure_partitions
-from tests.gateway.test_cli import farthing
+from tests.gateway.commands import farthing_inside
 
 TODAY = datetime.now(UTC).date()
 
 
 @pytest.fixture
 def run(database_url: str) -> Any:
-    return lambda *arguments: farthing(*arguments, FARTHING_DATABASE_URL=database_url)
+    return lambda *arguments: farthing_inside(*arguments, FARTHING_DATABASE_URL=database_url)
 
 
 async def test_partitions_are_listed_and_what_would_go_is_told(run: Any, database_url: str) -> None:

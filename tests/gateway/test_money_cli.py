@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.leases import Leases
 from billing.notices import Notices
 from tests.billing.replicas import admit
-from tests.gateway.test_cli import farthing, give_prices
+from tests.gateway.commands import farthing_inside
+from tests.gateway.test_cli import give_prices
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ async def run(database_url: str) -> Any:
     await give_prices(database_url, "USD")
 
     async def shell(*arguments: str, fails: bool = False) -> str:
-        result = await asyncio.to_thread(farthing, *arguments, FARTHING_DATABASE_URL=database_url)
+        result = farthing_inside(*arguments, FARTHING_DATABASE_URL=database_url)
         assert (result.returncode != 0) is fails, result
         assert "Traceback" not in result.stderr
         return result.stderr if fails else result.stdout
@@ -135,6 +136,6 @@ async def test_people_see_names_in_place_of_ids(run: Any) -> None:
         ("budgets", "team acme/search │ model m"),
         ("limits", "│ user ada "),
         ("wallets", "│ org acme "),
-        ("prices", "│ org acme "),
+        ("prices", " for org acme "),
     ):
         assert words in await run(listed, "list")

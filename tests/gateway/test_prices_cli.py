@@ -1,6 +1,5 @@
 """`farthing prices …` as a shell sees it, on a real database."""
 
-import asyncio
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +10,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing import people, prices
 from billing.prices import PriceTerms
-from tests.gateway.test_cli import farthing
+from tests.gateway.commands import farthing_inside
 
 SMALL = PriceTerms(book="sale", model="small", currency="USD", input_fresh=Decimal("0.05"), output_text=Decimal("0.20"))
 
@@ -29,7 +28,7 @@ async def shop(database_url: str) -> str:
 
 
 async def run(shop: str, *arguments: str, code: int = 0) -> str:
-    done = await asyncio.to_thread(farthing, *arguments, "--database-url", shop, COLUMNS="200")
+    done = farthing_inside(*arguments, "--database-url", shop, COLUMNS="200")
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
