@@ -48,6 +48,12 @@ def warnings(settings: Settings) -> Iterator[str]:
         elif missing:
             words = ", ".join(missing)
             yield f"{name!r} has no price for {words}: a hard budget refuses it, and what has such tokens is unpriced"
+        kinds = {settings.upstreams[target.upstream].kind for target in model.upstreams}
+        if model.max_output is None and kinds != {"engine"}:
+            yield (
+                f"{name!r} has no max_output: under a hard budget a call without max_tokens holds, and asks for, as "
+                "many tokens as are left, which can be more than its upstream takes"
+            )
         for target in model.upstreams:
             if _cost(settings.upstreams[target.upstream], target) is None:
                 yield f"{name!r} on {target.upstream!r} has no cost: its margin is unknown"

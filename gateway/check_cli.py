@@ -14,6 +14,8 @@ PLACEHOLDERS = {
     "data_dir": "/nowhere",
 }
 """For what comes from the environment of the gateway, which need not be the one of who checks."""
+OWN_ENGINE = "engine"
+"""The upstream that `farthing up` runs itself, on a port of its own choice."""
 
 
 def check(
@@ -23,6 +25,7 @@ def check(
     """Say whether a configuration is right, and what it means. Exit code 1 when it is wrong."""
     from gateway import check as words
     from gateway.settings_file import ConfigurationError, load
+    from gateway.upfile import UpFile
 
     try:
         settings = load(file, **PLACEHOLDERS)
@@ -38,6 +41,12 @@ def check(
     for line in words.warnings(settings):
         typer.echo(f"note: {line}", err=True)
     if probe:
+        up = UpFile.read(file.resolve().parent)
+        if up is not None and up.engine_url and OWN_ENGINE in settings.upstreams:
+            typer.echo(f"asking {OWN_ENGINE} at {up.engine_url}, where `farthing up` on this folder last had its own")
+            settings.upstreams[OWN_ENGINE] = settings.upstreams[OWN_ENGINE].model_copy(
+                update={"base_url": up.engine_url}
+            )
         away = asyncio.run(_probe(settings))
         if away:
             fail("; ".join(f"the upstream {name} {reason}" for name, reason in away.items()))

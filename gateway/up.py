@@ -83,12 +83,13 @@ def bring_up(supervisor: Supervisor, options: Options) -> None:
     url = start_database(supervisor, options)
     environment = {f"FARTHING_ROLES__{role.upper()}": model for role, model in served.items()}
     engine_port = free_port()
+    engine_url = f"http://127.0.0.1:{engine_port}/v1" if options.engine else ""
     if options.engine:
         start_engine(supervisor, options, list(dict.fromkeys(roles.values())), engine_port)
-        environment["FARTHING_UPSTREAMS__ENGINE__BASE_URL"] = f"http://127.0.0.1:{engine_port}/v1"
+        environment["FARTHING_UPSTREAMS__ENGINE__BASE_URL"] = engine_url
     with step("database: migrations"):
         migrate(url)
-    state = new_state(options, url)
+    state = new_state(options, url, engine_url)
     if options.engine:
         with step(f"engine: loading {' and '.join(dict.fromkeys(served.values()))}"):
             supervisor.wait_until(lambda: answers(engine_port, "/health"))
@@ -123,7 +124,7 @@ def start_gateway(supervisor: Supervisor, options: Options, config: Path, enviro
     supervisor.start(PythonChild("gateway", log, arguments, environment, GATEWAY_PATIENCE))
 
 
-def new_state(options: Options, url: URL) -> UpFile:
+def new_state(options: Options, url: URL, engine_url: str) -> UpFile:
     """What up.json will say: addresses of this run, keys of the last one if they still work."""
     before = UpFile.read(options.data_dir)
     root = f"http://127.0.0.1:{options.port}"
@@ -133,6 +134,7 @@ def new_state(options: Options, url: URL) -> UpFile:
         admin_key=before.admin_key if before else f"fa-{secrets.token_urlsafe(32)}",
         dashboard_url=f"{root}/dashboard",
         database_url=libpq_url(url),
+        engine_url=engine_url,
     )
 
 

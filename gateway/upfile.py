@@ -15,13 +15,15 @@ class UpFile:
     admin_key: str
     dashboard_url: str
     database_url: str
+    engine_url: str = ""
+    """Of its own engine, which is on another port at each start; empty where it has none."""
 
     @classmethod
     def read(cls, data_dir: Path) -> "UpFile | None":
         """None when there is none, or none that we could have written."""
         try:
             found = json.loads((data_dir / "up.json").read_text(encoding="utf-8"))
-            return cls(**{field.name: str(found[field.name]) for field in fields(cls)})
+            return cls(**{field.name: str(found[field.name]) for field in fields(cls) if field.name in found})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.upfile import UpFile
 from tests.gateway.scripted import Scripted
 
-EXAMPLE = Path(__file__).parents[2] / "farthing.example.toml"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "farthing.example.toml"
 
 
 def check(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +64,7 @@ def test_what_may_not_be_meant_is_noted(tmp_path: Path) -> None:
         models.m.upstreams = [{ upstream = "a", upstream_model = "x/y", weight = 2, max_concurrent = 3 }, "b"]
         models.m.fallbacks = ["n"]
         models.m.response_cache = { seconds = 90, shared_by = "team" }
-        models.n = { upstreams = ["b"], price = { input_fresh = "1" } }
+        models.n = { upstreams = ["b"], price = { input_fresh = "1" }, max_output = 4096 }
         """
     )
     done = check(path)
@@ -73,6 +75,10 @@ def test_what_may_not_be_meant_is_noted(tmp_path: Path) -> None:
     assert "note: no model uses the upstream 'c'" in done.stderr
     assert "note: 'm' has no price: its charge is unknown, and a hard budget refuses it" in done.stderr
     assert "note: 'n' has no price for cached, output, reasoning" in done.stderr
+    assert (
+        "note: 'm' has no max_output: under a hard budget a call without max_tokens holds, and asks for" in done.stderr
+    )
+    assert "note: 'n' has no max_output" not in done.stderr
     assert os.environ["PATH"] not in done.stdout + done.stderr
 
 
@@ -84,6 +90,18 @@ async def test_a_probe_asks_whether_upstreams_are_there(tmp_path: Path, upstream
     done = await asyncio.to_thread(check, path, "--probe")
     assert done.returncode == (0 if healthy else 1)
     assert healthy or "the upstream engine answers 503 to a health check" in done.stderr
+
+
+async def test_a_probe_of_what_farthing_up_runs_asks_where_its_engine_is(tmp_path: Path, upstream: Scripted) -> None:
+    path = tmp_path / "farthing.toml"
+    path.write_text((ROOT / "gateway/starter.toml").read_text(encoding="utf-8"))
+    words = dict.fromkeys(("base_url", "api_key", "admin_key", "dashboard_url", "database_url"), "x")
+    UpFile(**words, engine_url=upstream.url).write(tmp_path)
+    done = await asyncio.to_thread(check, path, "--probe")
+    assert done.returncode == 0, done.stderr
+    assert f"asking engine at {upstream.url}, where `farthing up`" in done.stdout
+    UpFile(**words).write(tmp_path)
+    assert "the upstream engine does not answer" in (await asyncio.to_thread(check, path, "--probe")).stderr
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
