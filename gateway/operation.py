@@ -78,11 +78,14 @@ class Attempt(msgspec.Struct, eq=False):
 
     def saw(self, frame: Frame) -> None:
         """Keep what the upstream reports in this frame."""
-        self.usage = frame.usage or self.usage
-        self.odd = frame.odd or self.odd
-        self.served_standard |= frame.served_standard
-        if self.is_engine:
-            self.account = frame.account or self.account
+        if frame.usage is not None:
+            self.usage = frame.usage
+        if frame.odd is not None:
+            self.odd = frame.odd
+        if frame.served_standard:
+            self.served_standard = True
+        if frame.account is not None and self.is_engine:
+            self.account = frame.account
 
     def noted(self, words: str) -> str:
         """An upstream's own words, as the ledger may keep them: others than our engine may quote the prompt."""

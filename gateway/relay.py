@@ -6,6 +6,7 @@ caller has left, the rest of the upstream's stream is still read, for the accoun
 
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import msgspec
 
@@ -93,6 +94,9 @@ class StreamRelay:
         self._out_usage: Usage | None = None
         self._out_unreported = 0
         self._out_characters = 0
+        self._most_output = operation.reserved_output
+        self._room = inf if self._most_output is None else self._most_output * CHARACTERS_PER_TOKEN * DOUBT
+        """How many more characters the caller is sent of an answer whose upstream does not count."""
         self._answered = False
         """Whether any frame had a choice."""
         self._quoted = False
@@ -171,6 +175,7 @@ class StreamRelay:
         else:
             self._out_unreported += frame.characters
         self._out_characters += frame.characters
+        self._room -= frame.characters
 
     async def _flush(self) -> None:
         """Send what one piece of the upstream's stream had, at once; it counts as delivered when the socket took it."""
@@ -192,13 +197,9 @@ class StreamRelay:
 
     def _is_over(self, frame: Frame) -> bool:
         """Whether with this frame the answer has more tokens than were reserved: its upstream ignores max_tokens."""
-        reserved = self._operation.reserved_output
-        if reserved is None:
-            return False
-        if frame.usage is not None:
-            return frame.usage.completion_tokens > reserved
-        characters = self._attempt.delivered_characters + self._out_characters + frame.characters
-        return characters > reserved * CHARACTERS_PER_TOKEN * DOUBT
+        if frame.usage is not None and self._most_output is not None:
+            return frame.usage.completion_tokens > self._most_output
+        return frame.characters > self._room
 
     def _cut(self, frame: Frame) -> None:
         """End the answer here: what the caller has is what it pays, and the upstream's connection is closed."""

@@ -149,7 +149,8 @@ class HttpReply:
         """Whether there is room for more."""
         self._pieces.append(piece)
         self._size += len(piece)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         return self._size < READ_BUFFER_BYTES
 
     def ends(self) -> None:
@@ -176,8 +177,9 @@ class HttpReply:
         return None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -317,9 +319,10 @@ class Connection(asyncio.Protocol):
         self._reply.begins(status)
 
     def on_body(self, body: bytes) -> None:
-        assert self._reply is not None
+        reply = self._reply
+        assert reply is not None
         self._unread = 0
-        if not self._reply.complete and not self._reply.adds(body) and not self._is_paused:
+        if not reply.complete and not reply.adds(body) and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
 

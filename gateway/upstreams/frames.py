@@ -18,7 +18,7 @@ class MalformedError(Exception):
     """The upstream sent something that is not an answer in its dialect."""
 
 
-class Frame(msgspec.Struct):
+class Frame(msgspec.Struct, gc=False):
     """One chunk of a stream, or a whole reply, as OpenAI chat (text completions and embeddings use the same class)."""
 
     raw: bytes
@@ -82,29 +82,32 @@ class ChatDecoder:
         if data == b"[DONE]":
             self.ended = True
             return ()
-        if b"\n" in data or b"\r" in data:  # JSON has them between its values only; relayed they would begin a new line
-            data = data.replace(b"\n", b" ").replace(b"\r", b" ")
         return (self.whole(data),)
 
     def whole(self, body: bytes) -> Frame:
         try:
             facts = surrogates.decode(_FACTS, body)
-            frame = Frame(body, plain=not facts.usage and not facts.farthing, has_choices=_is_filled(facts.data))
-            if facts.usage:
-                frame.usage, frame.odd = self._usage.normalise(bytes(facts.usage))
+            finish: str | None = None
+            characters = 0
+            for choice in facts.choices or ():
+                finish = finish or choice.finish_reason
+                characters += _characters(choice)
+            plain = not facts.usage and not facts.farthing
+            frame = Frame(body, bool(facts.choices), finish, characters, plain=plain)
+            if not plain or facts.data or facts.service_tier or facts.error is not None:  # seldom, in mid-stream
+                self._take_more(frame, facts)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedError(f"it sent something that is not an answer: {error}") from error
+        return frame
+
+    def _take_more(self, frame: Frame, facts: "_Facts") -> None:
+        if facts.usage:
+            frame.usage, frame.odd = self._usage.normalise(bytes(facts.usage))
         if facts.farthing:
             _take_account(frame, bytes(facts.farthing))
-        if facts.service_tier:
-            frame.served_standard = bytes(facts.service_tier) == b'"default"'
-        for choice in facts.choices or ():
-            frame.has_choices = True
-            frame.characters += _characters(choice)
-            frame.finish_reason = frame.finish_reason or choice.finish_reason
-        if facts.error is not None:
-            frame.error = error_text(facts.error)
-        return frame
+        frame.has_choices |= _is_filled(facts.data)
+        frame.served_standard = bytes(facts.service_tier) == b'"default"'
+        frame.error = None if facts.error is None else error_text(facts.error)
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -116,7 +119,7 @@ class _ToolCall(msgspec.Struct, gc=False):
     function: _Function | None = None
 
 
-class _Text(msgspec.Struct):
+class _Text(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -125,14 +128,14 @@ class _Text(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Text | None = None
     message: _Text | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
-class _Facts(msgspec.Struct):
+class _Facts(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     data: msgspec.Raw = msgspec.Raw()
     """Of embeddings."""
@@ -181,7 +184,10 @@ def _characters(choice: _Choice) -> int:
         return len(choice.text or "")
     content = text.content
     size = len(content) if isinstance(content, str) else _part_characters(content)
-    size += len(text.reasoning_content or text.reasoning or "") + len(text.refusal or "")
+    if thought := text.reasoning_content or text.reasoning:
+        size += len(thought)
+    if text.refusal:
+        size += len(text.refusal)
     for call in text.tool_calls or ():
         if call.function is not None:
             size += len(call.function.name or "") + max(len(bytes(call.function.arguments)) - 2, 0)
@@ -189,7 +195,9 @@ def _characters(choice: _Choice) -> int:
 
 
 def _part_characters(parts: list[Any] | None) -> int:
-    texts = (part.get("text") for part in parts or () if isinstance(part, dict))
+    if not parts:
+        return 0
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
     return sum(len(text) for text in texts if isinstance(text, str))
 
 

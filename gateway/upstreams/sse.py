@@ -1,7 +1,6 @@
 """Server-sent events, as far as upstreams use them: the name and the payload of each."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
@@ -15,9 +14,9 @@ class EventTooLargeError(Exception):
         super().__init__("it sent an event that is too large")
 
 
-class Event(NamedTuple):
-    name: bytes | None
-    data: bytes
+Event = tuple[bytes | None, bytes]
+"""Its name, where it has one, and its payload in one line: JSON has line breaks between its values only, so that a
+space stands for one as well."""
 
 
 class EventReader:
@@ -35,30 +34,32 @@ class EventReader:
         self._data: list[bytes] = []
         self._size = 0
 
-    def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Events that this chunk completes. Raises EventTooLargeError."""
+    def feed(self, chunk: bytes) -> Iterable[Event]:
+        """Events that this chunk completes; take them before the next. Both raise EventTooLargeError."""
         if self._start is not None:
             chunk = self._start + chunk
             if len(chunk) < len(BOM) and BOM.startswith(chunk):
                 self._start = chunk
-                return
+                return ()
             self._start = None
             chunk = chunk.removeprefix(BOM)
-        if not self._pending and not self._data and chunk.endswith(b"\n\n") and b"\r" not in chunk:
-            lines = chunk[:-1].split(b"\n")  # the usual case: whole events, and nothing to keep
-        else:
-            self._pending += chunk
-            if b"\n" not in chunk:
-                if len(self._pending) > MAX_EVENT_BYTES:
-                    raise EventTooLargeError
-                return
-            *lines, rest = bytes(self._pending).split(b"\n")
-            self._pending = bytearray(rest)
+        if not (self._pending or self._data or self._name) and (payloads := _payloads(chunk)):
+            return [(None, payload) for payload in payloads]
+        self._pending += chunk
+        if b"\n" not in chunk:
+            if len(self._pending) > MAX_EVENT_BYTES:
+                raise EventTooLargeError
+            return ()
+        *lines, rest = bytes(self._pending).split(b"\n")
+        self._pending = bytearray(rest)
+        return self._events(lines)
+
+    def _events(self, lines: list[bytes]) -> Iterator[Event]:
         for raw in lines:
             line = raw.removesuffix(b"\r")
             if not line:
                 if self._data:
-                    yield Event(self._name, self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                    yield self._name, b" ".join(self._data).replace(b"\r", b" ")
                     self._data, self._size = [], 0
                 self._name = None
             elif line.startswith(b"data:"):
@@ -68,3 +69,11 @@ class EventReader:
                 self._data.append(line[5:].removeprefix(b" "))
             elif line.startswith(b"event:"):
                 self._name = line[6:].removeprefix(b" ")
+
+
+def _payloads(chunk: bytes) -> list[bytes] | None:
+    """Of a chunk that has nothing but whole events of one line each, as most have: a model's token, or some."""
+    if not (chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")) or b"\r" in chunk or len(chunk) > MAX_EVENT_BYTES:
+        return None
+    payloads = chunk[6:-2].split(b"\n\ndata: ")
+    return payloads if chunk.count(b"\n") == 2 * len(payloads) else None

@@ -27,7 +27,7 @@ def read(data: bytes, *places: int) -> list[Event]:
 @given(st.lists(TEXT, max_size=5), st.lists(st.integers(0, 10_000), max_size=20), st.sampled_from(["\n", "\r\n"]))
 def test_any_cut_gives_the_same_events(texts: list[str], places: list[int], end: str) -> None:
     data = "".join(f": comment{end}id: 1{end}data: {text}{end}{end}" for text in texts).encode()
-    assert [event.data.decode() for event in read(data, *places)] == texts
+    assert [payload.decode() for _, payload in read(data, *places)] == texts
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=20))
@@ -40,8 +40,10 @@ def test_an_event_without_its_end_is_dropped() -> None:
     assert read(b"data: a\n\ndata: b\n") == [(None, b"a")]
 
 
-def test_lines_of_one_event_are_joined() -> None:
-    assert read(b"data: a\ndata:b\n\n") == [(None, b"a\nb")]
+@given(st.lists(st.integers(0, 10_000), max_size=20))
+def test_a_payload_is_one_line_whatever_breaks_it(places: list[int]) -> None:
+    data = b"data: a\ndata:b\n\ndata: c\rd\n\ndata: e\n\n\n\ndata: f\n\n"
+    assert [payload for _, payload in read(data, *places)] == [b"a b", b"c d", b"e", b"f"]
 
 
 @pytest.mark.parametrize("piece", [b"x", b"data: x\n", b"data:\n"], ids=["one line", "many lines", "empty lines"])
