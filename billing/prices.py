@@ -119,6 +119,10 @@ def _contradictions(terms: PriceTerms) -> Iterable[tuple[bool, str]]:
         terms.book == "cost" and terms.per_cached_answer is not None,
         "per_cached_answer is a sale price: an answer from the response cache costs no upstream anything",
     )
+    yield (
+        terms.tier == "batch" and terms.per_cached_answer is not None,
+        "per_cached_answer has no batch tier: lines of a batch are never answered from the response cache",
+    )
     yield terms.device_hour is not None and terms.has_rates, "a cost is by device time or by tokens, not both"
     yield (
         terms.model == "" and terms.has_rates,

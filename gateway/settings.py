@@ -332,6 +332,9 @@ def _model_problems(settings: Settings) -> Problems:
     for name, model in settings.models.items():
         if name in (*ROLES, "auto"):
             yield ("models", name), f"a model cannot be called `{name}`: that word means a role"
+        if model.batch_price is not None and model.batch_price.per_cached_answer is not None:
+            text = "lines of a batch are never answered from the response cache: give it in `price`"
+            yield ("models", name, "batch_price", "per_cached_answer"), text
         seen: set[str] = set()
         for index, target in enumerate(model.upstreams):
             here = ("models", name, "upstreams", index)

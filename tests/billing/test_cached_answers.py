@@ -79,7 +79,9 @@ def test_the_rule_is_the_prices_own_part_and_nothing_without_it() -> None:
     assert cached_answer_charge(None) is None, "an unpriced model is unpriced here too"
 
 
-def test_a_cost_has_no_such_part() -> None:
+def test_costs_and_batches_have_no_such_part() -> None:
+    with pytest.raises(ValueError, match="per_cached_answer has no batch tier"):
+        PriceTerms(book="sale", model="m", tier="batch", currency="USD", per_cached_answer=RATE)
     with pytest.raises(ValueError, match="per_cached_answer is a sale price"):
         PriceTerms(book="cost", model="m", upstream="u", currency="USD", per_cached_answer=RATE)
 

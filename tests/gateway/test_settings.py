@@ -108,6 +108,7 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         (('["engine"]', '["engine"]\nfallbacks = ["x"]'), "13:14", "fallbacks.0: 'x' is not among [models]"),
         (('["engine"]', '["engine"]\nhedge_after_seconds = 1'), "13:23", "hedging needs a second upstream"),
         (('["engine"]', '[{ upstream = "engine", wieght = 2 }]'), "12:37", "did you mean `weight`?"),
+        (('["engine"]', '["engine"]\nbatch_price.per_cached_answer = "1"'), "13:33", "lines of a batch are never"),
         (('["engine"]', '["engine"]\nresponse_cache = {}'), "13:1", "response_cache.seconds is missing"),
         (('["engine"]', '["engine"]\nresponse_cache = { seconds = 0 }'), "13:30", "greater than 0"),
         (
