@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, Inexact, InvalidOperation, Overflow
+from functools import reduce
 
 from billing.prices import Price
 from billing.records import TOKEN_CLASSES, TokenClasses, refuse_bad_money
@@ -37,13 +38,13 @@ def charge(price: Price | None, tokens: TokenClasses, images: int = 0) -> Decima
         return None
     millions = Decimal(0)
     for name in TOKEN_CLASSES:
-        count, rate = getattr(tokens, name), getattr(price, name)
-        if count and rate is None:
-            return None
-        if count:
+        if count := getattr(tokens, name):
+            rate = getattr(price, name)
+            if rate is None:
+                return None
             millions = EXACT.add(millions, EXACT.multiply(rate, Decimal(count)))
     amount = EXACT.scaleb(millions, _PER_MILLION)
-    if price.per_request is None and price.per_image is None:
+    if not _is_flat_in_part(price):
         return amount
     used = tokens.prompt_tokens + tokens.completion_tokens > 0
     return EXACT.add(amount, _flat(price, images, EXACT)) if used else amount
@@ -94,6 +95,11 @@ def total(amounts: Iterable[Decimal | None]) -> Decimal | None:
     return result
 
 
+def add_up(amounts: Iterable[Decimal]) -> Decimal:
+    """Exact sum of amounts that are all known."""
+    return reduce(EXACT.add, amounts, Decimal(0))
+
+
 def worst_case(price: Price | None, prompt_tokens: int, max_output: int, images: int = 0) -> Decimal | None:
     """The most a call can be charged: every prompt token at the dearest input price, every output token likewise, and
     the parts for the request and its images.
@@ -110,7 +116,9 @@ def worst_case(price: Price | None, prompt_tokens: int, max_output: int, images:
             return None
         parts.append(_UP.multiply(rate, Decimal(count)) if count and rate is not None else Decimal(0))
     amount = _UP.scaleb(_UP.add(*parts), _PER_MILLION)
-    return amount if price is None else _UP.add(amount, _flat(price, images, _UP))
+    if price is None or not _is_flat_in_part(price):
+        return amount
+    return _UP.add(amount, _flat(price, images, _UP))
 
 
 def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decimal, images: int = 0) -> int:
@@ -130,6 +138,11 @@ def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decima
     return int(_DOWN.divide_int(millionths, rate))
 
 
+def _is_flat_in_part(price: Price) -> bool:
+    """Whether it has parts that do not depend on tokens."""
+    return price.per_request is not None or price.per_image is not None
+
+
 def _flat(price: Price, images: int, context: Context) -> Decimal:
     """The parts that do not depend on tokens."""
     by_image = context.multiply(price.per_image or Decimal(0), Decimal(images))
@@ -138,10 +151,13 @@ def _flat(price: Price, images: int, context: Context) -> Decimal:
 
 def _dearest(price: Price | None, names: Iterable[str]) -> Decimal | None:
     """None when there is no price, or one of the classes has none."""
-    rates: list[Decimal] = []
-    for name in names:
-        rate: Decimal | None = getattr(price, name, None)
+    if price is None:
+        return None
+    dearest = Decimal(0)
+    for name in names:  # a plain loop: every call comes by here
+        rate: Decimal | None = getattr(price, name)
         if rate is None:
             return None
-        rates.append(rate)
-    return max(rates)
+        if rate > dearest:
+            dearest = rate
+    return dearest

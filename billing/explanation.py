@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.charge import EXACT, device_cost, total
+from billing.charge import EXACT, add_up, device_cost, total
 from billing.charged import CACHED_ANSWER, PARTS, Part
 from billing.operations import OperationDetail, find_operation
 from billing.prices import Price, effective
@@ -106,7 +106,7 @@ def _billed(attempt: AttemptRecord, versions: Mapping[UUID, Price]) -> Amount:
         note = "the caller does not pay for it: another attempt answered, or nothing was reported"
     elif attempt.billed is None:
         note = f"unknown: {attempt.model} had no price for what was used"
-    elif _total(parts) != attempt.billed:
+    elif add_up(part.amount for part in parts) != attempt.billed:
         note = "its prices do not give this amount"
     return Amount(
         amount=attempt.billed,
@@ -145,7 +145,7 @@ def _cost(attempt: AttemptRecord, versions: Mapping[UUID, Price]) -> Amount:
         parts = _parts(attempt, price)
     if attempt.cost is None:
         note = f"unknown: nobody said what {attempt.model} costs on {attempt.upstream}"
-    elif _total(parts) != attempt.cost:
+    elif add_up(part.amount for part in parts) != attempt.cost:
         note = "nothing was computed" if attempt.cost == 0 else f"as {attempt.upstream} reported it"
     return Amount(amount=attempt.cost, price=price, list_price=None, parts=() if note else parts, note=note)
 
@@ -184,13 +184,6 @@ def _device(attempt: AttemptRecord, price: Price, hour: Decimal) -> tuple[PartAm
     assert amount is not None, "the price has a device part"
     quantity = Decimal(repr(seconds))
     return (PartAmount(part="device", quantity=quantity, unit="seconds", unit_price=hour, per=3600, amount=amount),)
-
-
-def _total(parts: Sequence[PartAmount]) -> Decimal:
-    total = Decimal(0)
-    for part in parts:
-        total = EXACT.add(total, part.amount)
-    return total
 
 
 def _cost_of(record: OperationRecord, adjustments: Sequence[Adjusted]) -> Decimal | None:

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.charge import EXACT
+from billing.charge import add_up
 from billing.filters import Filters
 from billing.gaps import gap
 from billing.ids import new_id, smallest_id
@@ -112,8 +112,8 @@ async def create_invoice(
         customer=customer,
         issuer=issuer,
         bill_to=bill_to,
-        exact_total=_sum(line.exact_amount for line in lines),
-        total=_sum(line.amount for line in lines),
+        exact_total=add_up(line.exact_amount for line in lines),
+        total=add_up(line.amount for line in lines),
         unknown=await _unknown(conn, filters, start, end),
         issued_at=(await conn.execute(select(func.now()))).scalar_one(),
         lines=tuple(lines),
@@ -281,13 +281,6 @@ async def _unknown(conn: AsyncConnection, filters: Filters, start: datetime, end
         ~adjusted.exists(),
     )
     return int((await conn.execute(query)).scalar_one())
-
-
-def _sum(amounts: Any) -> Decimal:
-    total = Decimal(0)
-    for amount in amounts:
-        total = EXACT.add(total, amount)
-    return total
 
 
 def _invoice(row: Row[Any], **more: Any) -> Invoice:

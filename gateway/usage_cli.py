@@ -201,15 +201,12 @@ def _shown(row: "UsageRow", labels: dict[str, str], optional: dict[str, bool]) -
 def _total(rows: "Sequence[UsageRow]") -> "UsageRow":
     import msgspec
 
-    from billing.charge import EXACT
+    from billing.charge import add_up
     from billing.records import TOKEN_CLASSES, TokenClasses
 
     def add(name: str) -> Decimal | None:
         known = [amount for row in rows if (amount := getattr(row, name)) is not None]
-        total = Decimal(0)
-        for amount in known:
-            total = EXACT.add(total, amount)
-        return total if known else None
+        return add_up(known) if known else None
 
     amounts = ("billed", "cost", "margin", "billed_adjustment", "cost_adjustment", "cached_answers_saved")
     counts = (
