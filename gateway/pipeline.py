@@ -237,14 +237,14 @@ class Pipeline:
                         await StreamRelay(operation, call, exchange, writer, record).run(answer, headers)
                 else:
                     await relay_whole(operation, call, exchange, surface, answer, headers, record)
+                if lookup is not None:  # before the caller can ask again
+                    lookup.keep(operation, exchange, call, cap)
                 if not operation.attempts[-1].cut:
                     await answer.reply.drain(TAIL_SECONDS)
             finally:
                 await self._dispatcher.close(operation, answer)
                 if span is not None:
                     span.set_attribute("farthing.attempts", len(operation.attempts))
-        if lookup is not None:
-            lookup.keep(operation, exchange, call, cap)
 
     def _look_up(self, operation: Operation, exchange: Exchange, call: Call, model: str) -> Lookup | None:
         """What the response cache has for the call; None where its model has no response cache."""
