@@ -137,7 +137,7 @@ def _affordable(call: Call, size: PromptSize, price: Price | None, money: Decima
 
 def _has_bound(price: Price | None) -> bool:
     """Whether every class of tokens has a price, so that a call has a worst case."""
-    return price is not None and None not in [getattr(price, name) for name in TOKEN_CLASSES]
+    return price is not None and not [name for name in TOKEN_CLASSES if getattr(price, name) is None]
 
 
 def _output(
