@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from unittest.mock import patch
+from uuid import UUID, uuid4
 
 import httpx
 import uvicorn
@@ -16,9 +17,10 @@ from openai import AsyncOpenAI
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from billing.people import create_key, create_org, create_team, create_user
+from billing.notices import Notices, notify
+from billing.people import KEYS_CHANNEL, create_key, create_org, create_team, create_user
 from billing.tables import attempt, operation
-from gateway.app import create_app
+from gateway import app
 from gateway.server import config
 from gateway.settings import Settings
 
@@ -80,6 +82,8 @@ class Gateway:
     people: People
     engine: AsyncEngine
     http: httpx.AsyncClient
+    notices: Notices | None = None
+    """Where the gateway runs in this process."""
 
     @property
     def sdk(self) -> AsyncOpenAI:
@@ -90,6 +94,16 @@ class Gateway:
 
     async def send(self, body: bytes) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", content=body)
+
+    async def heard(self) -> None:
+        """Until the gateway knows what was committed before: it hears of changes in their order, then reads them."""
+        assert self.notices is not None
+        mark, arrived = str(uuid4()), asyncio.Event()
+        self.notices.subscribe(KEYS_CHANNEL, lambda payload: arrived.set() if payload == mark else None)
+        async with self.engine.begin() as connection:
+            await notify(connection, KEYS_CHANNEL, mark)
+        await asyncio.wait_for(arrived.wait(), PATIENCE)
+        await asyncio.sleep(0.1)
 
     async def rows(self, count: int = 1) -> list[dict[str, Any]]:
         """The ledger's operations with their `attempts`, oldest first, once there are `count`; more is a failure."""
@@ -140,17 +154,24 @@ class Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[str]:
-    """The gateway's URL while it runs; stopped as SIGTERM would."""
+async def serving(settings: Settings) -> AsyncIterator[tuple[str, Notices]]:
+    """The gateway's URL while it runs, and what it hears of the database with; stopped as SIGTERM would."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = Server(config(create_app(settings), settings))
+    made: list[Notices] = []
+
+    def make(engine: AsyncEngine) -> Notices:
+        made.append(Notices(engine))
+        return made[-1]
+
+    with patch.object(app, "Notices", make):
+        server = Server(config(app.create_app(settings), settings))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)
         assert not task.done(), task.exception()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", made[0]
     finally:
         server.should_exit = True
         await task
@@ -163,11 +184,11 @@ async def running_gateway(settings: dict[str, Any], people_url: str | None = Non
     people = await make_people(engine)
     headers = {"authorization": f"Bearer {people.secret}", "content-type": "application/json"}
     async with (
-        serving(Settings(**settings)) as url,
+        serving(Settings(**settings)) as (url, notices),
         httpx.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as http,
     ):
         await _wait_for_prices(http)
-        yield Gateway(url, people, engine, http)
+        yield Gateway(url, people, engine, http, notices)
     await engine.dispose()
 
 

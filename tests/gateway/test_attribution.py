@@ -1,6 +1,5 @@
 """Who pays is decided by the key alone; what a caller may say about itself, and what is refused."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -107,7 +106,7 @@ async def test_tags_reach_the_ledger_where_the_key_allows_it(gateway: Gateway, u
     async with gateway.engine.begin() as connection:
         allowed = Restrictions(tags={"scenario": "chat"}, may_attribute=True)
         await restrict_key(connection, gateway.people.key, allowed)
-    await asyncio.sleep(0.3)  # on its way to the gateway
+    await gateway.heard()
     answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers=tagged)
     assert answer.status_code == 200
     assert (await gateway.http.post("/v1/chat/completions", content=b"{}")).status_code == 400

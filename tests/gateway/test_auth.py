@@ -87,7 +87,7 @@ async def test_an_expired_key_is_named_as_such(gateway: Gateway) -> None:
 async def restricted(gateway: Gateway, restrictions: Restrictions) -> None:
     async with gateway.engine.begin() as connection:
         await restrict_key(connection, gateway.people.key, restrictions)
-    await asyncio.sleep(0.3)  # on its way to the gateway
+    await gateway.heard()
 
 
 async def test_a_key_for_some_models(gateway: Gateway, upstream: Scripted) -> None:

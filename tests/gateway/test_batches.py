@@ -280,7 +280,7 @@ async def test_a_gateway_that_stops_gives_its_lines_back(settings: dict[str, Any
         query = select(batch_line.c.tries, batch_line.c.claimed_by, batch_line.c.output)
         assert (await connection.execute(query)).all() == [(0, None, None)] * 2
     upstream.requests.clear()
-    async with serving(Settings(**settings)) as url:
+    async with serving(Settings(**settings)) as (url, _):
         sdk = AsyncOpenAI(base_url=f"{url}/v1", api_key=gateway.people.secret, max_retries=0)
         ended = await until(sdk, made)
         assert ended.request_counts is not None and ended.request_counts.completed == 2

@@ -21,7 +21,7 @@ async def limit(gateway: Gateway, millionths: int, scope: str = "key", **options
     async with gateway.engine.begin() as connection:
         kind: Any = scope
         await set_budget(connection, kind, scopes[scope], "none", amount, **({"currency": "USD"} | options))
-    await asyncio.sleep(0.2)  # until the gateway has heard of it
+    await gateway.heard()
 
 
 async def settled(gateway: Gateway, rows: int) -> Decimal:

@@ -38,13 +38,8 @@ async def tagged(gateway: Gateway) -> AsyncIterator[Gateway]:
     async with gateway.engine.begin() as connection:
         allowed = Restrictions(tags={"scenario": "chat"}, may_attribute=True)
         await restrict_key(connection, gateway.people.key, allowed)
-    await on_its_way()
+    await gateway.heard()
     yield gateway
-
-
-async def on_its_way() -> None:
-    """Until the gateway has heard of a change."""
-    await asyncio.sleep(0.4)
 
 
 def scope(gateway: Gateway, name: str) -> tuple[Any, str]:
@@ -71,7 +66,7 @@ async def test_every_route_by_every_way_of_attribution(tagged: Gateway, upstream
     kind, identifier = scope(tagged, name)
     async with tagged.engine.begin() as connection:
         await set_budget(connection, kind, identifier, "none", Decimal("0.00001"), currency="USD")
-    await on_its_way()
+    await tagged.heard()
     asked = len(upstream.requests)
     for route in ROUTES:
         for stream in (False, True) if route != "/v1/embeddings" else (False,):
@@ -101,7 +96,7 @@ async def test_a_limit_refuses_on_every_route(tagged: Gateway, upstream: Scripte
     kind, identifier = scope(tagged, name)
     async with tagged.engine.begin() as connection:
         await set_limit(connection, kind, identifier, "requests", 1)
-    await on_its_way()
+    await tagged.heard()
     assert (await ask(tagged, "/v1/chat/completions")).status_code == 200
     asked = len(upstream.chats)
     for route in ROUTES:
@@ -120,7 +115,7 @@ async def test_counting_tokens_costs_nothing_and_counts_in_limits(tagged: Gatewa
     async with tagged.engine.begin() as connection:
         await set_budget(connection, "key", tagged.people.key, "none", Decimal(0), currency="USD")
         await set_limit(connection, "org", tagged.people.org, "requests", 2)
-    await on_its_way()
+    await tagged.heard()
     for status in (200, 200, 429):
         answer = await tagged.http.post("/v1/messages/count_tokens", json=counting)
         assert answer.status_code == status, answer.text
@@ -133,7 +128,7 @@ async def test_counting_tokens_costs_nothing_and_counts_in_limits(tagged: Gatewa
 async def test_a_call_that_can_never_fit_is_not_told_to_wait(tagged: Gateway) -> None:
     async with tagged.engine.begin() as connection:
         await set_limit(connection, "key", tagged.people.key, "tokens", 12)
-    await on_its_way()
+    await tagged.heard()
     answer = await ask(tagged, "/v1/chat/completions")  # 10 of the prompt and 5 to come
     assert (answer.status_code, error(answer)["type"]) == (429, "tokens")
     assert error(answer)["code"] == "rate_limit_exceeded" and "Waiting does not help" in error(answer)["message"]
@@ -143,7 +138,7 @@ async def test_a_call_that_can_never_fit_is_not_told_to_wait(tagged: Gateway) ->
 async def test_the_sdk_asks_once_where_money_has_run_out(tagged: Gateway) -> None:
     async with tagged.engine.begin() as connection:
         await set_budget(connection, "key", tagged.people.key, "none", Decimal("0.00001"), currency="USD")
-    await on_its_way()
+    await tagged.heard()
     client = AsyncOpenAI(base_url=f"{tagged.url}/v1", api_key=tagged.people.secret)
     with pytest.raises(APIStatusError) as refused:
         await client.chat.completions.create(**CHAT)
@@ -154,7 +149,7 @@ async def test_the_sdk_asks_once_where_money_has_run_out(tagged: Gateway) -> Non
 async def test_the_sdk_asks_once_where_waiting_does_not_help(tagged: Gateway) -> None:
     async with tagged.engine.begin() as connection:
         await set_limit(connection, "key", tagged.people.key, "requests", 0)
-    await on_its_way()
+    await tagged.heard()
     client = AsyncOpenAI(base_url=f"{tagged.url}/v1", api_key=tagged.people.secret)
     with pytest.raises(RateLimitError) as limited:
         await client.chat.completions.create(**CHAT)
@@ -167,7 +162,7 @@ async def test_the_sdks_come_back_when_a_limit_says_so(tagged: Gateway, upstream
     """After as many seconds as Retry-After tells, and then they are served."""
     async with tagged.engine.begin() as connection:
         await set_limit(connection, "key", tagged.people.key, "concurrent", 1)
-    await on_its_way()
+    await tagged.heard()
     upstream.words, upstream.pause = ["a"] * 4, 0.15
     first = asyncio.create_task(ask(tagged, "/v1/chat/completions"))
     await until(lambda: upstream.chats)

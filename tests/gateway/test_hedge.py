@@ -96,7 +96,7 @@ async def test_a_slower_one_does_not_count_in_the_limit_of_tokens(settings: dict
         a.script = hanging
         async with gateway.engine.begin() as connection:
             await set_limit(connection, "key", gateway.people.key, "tokens", 2_000)
-        await asyncio.sleep(0.3)  # until the gateway has heard of it
+        await gateway.heard()
         messages = [{"role": "user", "content": "x" * 1_000}]
         assert (await gateway.chat(model="pair", messages=messages, max_tokens=5)).status_code == 200
         row = await gateway.row()

@@ -17,7 +17,7 @@ async def limit(gateway: Gateway, amount: int, kind: Any, scope: str = "key") ->
     async with gateway.engine.begin() as connection:
         where: Any = scope
         await set_limit(connection, where, scopes[scope], kind, amount)
-    await asyncio.sleep(0.2)  # until the gateway has heard of it
+    await gateway.heard()
 
 
 @pytest.mark.parametrize("scope", ["key", "user", "org", "model"])

@@ -29,7 +29,7 @@ async def another_key(gateway: Gateway, budget: Decimal) -> str:
         org = await create_org(connection, "Payers")
         key = await create_key(connection, org, "paying")
         await set_budget(connection, "org", str(org), "none", budget, currency="USD")
-    await asyncio.sleep(0.4)  # until the gateway has heard of it
+    await gateway.heard()
     return key.secret
 
 

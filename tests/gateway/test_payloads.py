@@ -20,6 +20,7 @@ async def record(gateway: Gateway, yes: bool = True) -> None:
     async with gateway.engine.begin() as conn:
         await restrict_key(conn, gateway.people.key, Restrictions(record_payloads=yes))
         assert (await get_key(conn, str(gateway.people.key))).record_payloads is yes
+    await gateway.heard()
 
 
 async def payloads(gateway: Gateway, count: int) -> list[Any]:

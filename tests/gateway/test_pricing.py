@@ -63,14 +63,14 @@ async def test_an_override_is_used_as_soon_as_it_is_entered_and_frozen_in_the_at
     plain = await asked(gateway, 1)
     key = str(gateway.people.key)
     await put(gateway, model="", tier="", scope_kind="key", scope_id=key, factor=Decimal("0.5"))
-    await asyncio.sleep(0.5)  # the notice's way
+    await gateway.heard()
     assert await asked(gateway, 2) == plain / 2
     first, second = (row["attempts"][0] for row in await gateway.rows(2))
     assert first["price_override_id"] is None and second["price_override_id"] is not None
     assert first["price_version_id"] == second["price_version_id"]
     await put(gateway, tier="", scope_kind="team", scope_id=str(gateway.people.team), **all_classes(0))
     await put(gateway, model="", tier="", scope_kind="key", scope_id=key)
-    await asyncio.sleep(0.5)
+    await gateway.heard()
     assert await asked(gateway, 3) == 0, "the key's has ended, and the team has a price of its own"
 
 

@@ -1,6 +1,5 @@
 """What each surface has besides answers: counts, refusals in its own shape, embeddings, text completions, models."""
 
-import asyncio
 from typing import Any
 
 import anthropic
@@ -170,7 +169,7 @@ async def test_a_model_s_name_may_have_slashes(settings: dict[str, Any]) -> None
         assert (await gateway.sdk.models.retrieve("meta/llama 3")).id == "meta/llama 3"
         async with gateway.engine.begin() as connection:
             await restrict_key(connection, gateway.people.key, Restrictions(models=frozenset({"tiny"})))
-        await asyncio.sleep(0.4)  # until the gateway has heard of it
+        await gateway.heard()
         assert (await gateway.http.get("/v1/models/tiny")).status_code == 200
         assert (await gateway.http.get("/v1/models/meta/llama 3")).status_code == 404
         assert (await gateway.http.get("/v1/models/tiny", headers={"authorization": "Bearer fk-x"})).status_code == 401

@@ -28,7 +28,7 @@ async def wallet(gateway: Gateway, millionths: int, kind: Any = "team", **terms:
         found = await wallets.create_wallet(connection, kind, getattr(gateway.people, kind), currency="USD", **terms)
         if millionths:
             await wallets.top_up(connection, found, millionths * MILLIONTH)
-    await asyncio.sleep(0.4)  # until the gateway has heard of it
+    await gateway.heard()
     return found
 
 
@@ -50,7 +50,7 @@ async def test_a_free_model_needs_no_money_and_an_unpriced_one_is_refused(gatewa
     await wallet(gateway, 0)
     async with gateway.engine.begin() as connection:
         await set_budget(connection, "org", gateway.people.org, "none", Decimal(0), currency="USD")
-    await asyncio.sleep(0.4)
+    await gateway.heard()
     assert (await gateway.chat(model="free")).status_code == 200
     assert (await gateway.row())["billed"] == 0
     answer = await gateway.chat(model="gratis")  # has no price at all
@@ -97,7 +97,7 @@ async def test_an_open_answer_is_capped_by_what_is_left(
     else:
         async with gateway.engine.begin() as connection:
             await set_budget(connection, "team", gateway.people.team, "none", 310 * MILLIONTH, currency="USD")
-        await asyncio.sleep(0.4)
+        await gateway.heard()
     body = {name: value for name, value in ROUTES[route].items() if name not in ("max_tokens", "max_output_tokens")}
     answer = await gateway.http.post(route, json={"model": "tiny", **body})
     assert answer.status_code in (200, 404), answer.text  # the scripted upstream has no /v1/completions
