@@ -168,6 +168,8 @@ async def test_a_spike_is_found_while_it_runs_and_its_cause_is_named(world: Worl
     await world.spend(NOW - 45 * MINUTE, count=4)
     assert await world.evaluate(NOW - 30 * MINUTE) == []
     await world.spend(NOW - 20 * MINUTE, count=9, feature="search", key=world.search)
+    for number in range(9):  # tags that come before `feature` in a list of names
+        await world.spend(NOW - 20 * MINUTE, billed=Decimal(0), tags={f"a{number}": "x", "feature": "chat"})
     [alert] = await world.evaluate()
     assert (alert.scope, alert.subject) == ("everything", "USD")
     assert "13.00 USD spent in the hour up to 14:30 UTC" in alert.summary
