@@ -7,6 +7,7 @@ import msgspec
 
 from billing.records import OperationRecord
 
+_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(OperationRecord)
 
 
@@ -37,10 +38,10 @@ def encode(record: OperationRecord) -> bytes:
 def written(record: OperationRecord) -> tuple[bytes, OperationRecord]:
     """The line of `encode`, and the record as it will be read from it."""
     try:
-        payload = msgspec.json.encode(record)
+        payload = _ENCODER.encode(record)
     except UnicodeEncodeError:
         payload = b""
-    if not payload or b"\\u0000" in payload:
+    if not payload or (b"\\" in payload and b"\\u0000" in payload):  # most have not even a backslash
         payload = msgspec.json.encode(_storable(msgspec.to_builtins(record)))
         record = _DECODER.decode(payload)
     return b"%08x %d %b\n" % (zlib.crc32(payload), len(payload), payload), record

@@ -72,14 +72,16 @@ async def settle(conn: AsyncConnection, operations: Iterable[OperationRecord], c
     (`billing.captures`); an unknown charge (None) counts nothing. `count=False` only ends the holds. A budget that is
     gone counts nothing.
     """
-    sums: dict[_Place, tuple[Decimal, Decimal]] = {}
+    sums: dict[_Place, list[Decimal]] = {}  # what is counted, and what of it was held
     for operation in operations:
         billed, replica = operation.billed, operation.replica
         if billed:
             for charge in operation.charges:
                 key = (charge.budget_id, charge.starts_at, replica)
-                counted, ended = sums.get(key, (NOTHING, NOTHING))
-                sums[key] = SUM.add(counted, billed), SUM.add(ended, min(billed, charge.held))
+                if (both := sums.get(key)) is None:  # an id's hash takes longer than all of the sums
+                    both = sums[key] = [NOTHING, NOTHING]
+                both[0] = SUM.add(both[0], billed)
+                both[1] = SUM.add(both[1], min(billed, charge.held))
     if not sums:
         return
     keys = {"budgets": [budget for budget, _, _ in sums], "starts": [starts_at for _, starts_at, _ in sums]}
@@ -91,7 +93,7 @@ async def settle(conn: AsyncConnection, operations: Iterable[OperationRecord], c
         await captures.capture(conn, _by_wallet(sums, wallets))
 
 
-def _by_wallet(sums: Mapping[_Place, tuple[Decimal, Decimal]], wallets: set[UUID]) -> dict[UUID, Decimal]:
+def _by_wallet(sums: Mapping[_Place, Sequence[Decimal]], wallets: set[UUID]) -> dict[UUID, Decimal]:
     amounts = dict.fromkeys(wallets, NOTHING)
     for (budget_id, _, _), (counted, _) in sums.items():
         if budget_id in wallets:
