@@ -10,9 +10,11 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import operations, people, reports
+from billing.forecast import forecast_month
 from billing.partitions import BY_DAY, ensure_partition
 from billing.rollups import refresh
 from billing.tables import operation
+from dashboards.web import usage
 from dashboards.web.overview import PERIODS, start_of
 
 DAYS = 31
@@ -133,7 +135,12 @@ async def _asked(engine: AsyncEngine, now: datetime) -> dict[str, Callable[[Asyn
         "one operation": partial(operations.find_operation, operation_id=some),
         "totals of all periods": partial(reports.total_spending, starts=starts),
         "users": partial(reports.user_spending, starts=starts),
+        "the month's forecast": forecast_month,
     }
+    for name in ("user", "key", "day", "tag:feature"):
+        asked[f"usage by {name}, 30d"] = partial(
+            usage.gather, by=name, period=PERIODS[-1], now=now, within=reports.EVERYTHING
+        )
     for period, start in zip(PERIODS, starts, strict=True):
         asked |= {
             f"spending, {period.slug}": partial(reports.spending_over_time, start=start, step=period.step),
