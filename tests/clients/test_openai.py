@@ -41,7 +41,7 @@ def client(farthing: Farthing) -> OpenAI:
 
 
 def test_chat(client: OpenAI) -> None:
-    raw = client.chat.completions.with_raw_response.create(model=SMALL, messages=QUESTION, max_tokens=12)
+    raw = client.chat.completions.with_raw_response.create(model=SMALL, messages=QUESTION, max_tokens=12, temperature=0)
     answer = raw.parse()
     assert answer.choices[0].message.content and answer.choices[0].finish_reason in ("stop", "length")
     assert answer.usage is not None and 0 < answer.usage.completion_tokens <= 12
@@ -59,7 +59,7 @@ def test_a_stream_and_its_usage(client: OpenAI) -> None:
 
 
 def test_the_helper_that_puts_a_stream_together(client: OpenAI) -> None:
-    with client.chat.completions.stream(model=SMALL, messages=QUESTION, max_tokens=8) as stream:
+    with client.chat.completions.stream(model=SMALL, messages=QUESTION, max_tokens=8, temperature=0) as stream:
         deltas = [event.delta for event in stream if event.type == "content.delta"]
         message = stream.current_completion_snapshot.choices[0].message
     assert message.content == "".join(deltas) != ""
@@ -114,12 +114,14 @@ def test_embeddings_are_whole_in_either_encoding(client: OpenAI, options: Any) -
 
 
 def test_a_response(client: OpenAI) -> None:
-    answer = client.responses.create(model=SMALL, input="Name three colours.", max_output_tokens=16)
+    answer = client.responses.create(model=SMALL, input="Name three colours.", max_output_tokens=16, temperature=0)
     assert answer.output_text and answer.usage is not None and answer.usage.output_tokens <= 16
 
 
 def test_a_streamed_response(client: OpenAI) -> None:
-    with client.responses.stream(model=SMALL, input="Name three colours.", max_output_tokens=16) as stream:
+    with client.responses.stream(
+        model=SMALL, input="Name three colours.", max_output_tokens=16, temperature=0
+    ) as stream:
         events: list[Any] = list(stream)
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert events[-1].response.output_text == "".join(deltas) != ""
@@ -129,13 +131,17 @@ def test_a_streamed_response(client: OpenAI) -> None:
 
 def test_a_response_in_the_form_of_a_class_and_one_that_calls_a_tool(client: OpenAI) -> None:
     parsed = client.responses.parse(
-        model=LARGE, input="Ada is 36 years old. Answer as JSON.", text_format=Person, max_output_tokens=60
+        model=LARGE,
+        input="Ada is 36 years old. Answer as JSON.",
+        text_format=Person,
+        max_output_tokens=60,
+        temperature=0,
     )
     assert isinstance(parsed.output_parsed, Person)
     tool: Any = {"type": "function", "name": "weather", "parameters": WEATHER["function"]["parameters"]}
     asked = client.responses.create(
         model=LARGE, input="What is the weather in Paris?", tools=[tool | {"strict": True}], tool_choice="required",
-        max_output_tokens=60,
+        max_output_tokens=60, temperature=0,
     )  # fmt: skip
     calls: Any = [item for item in asked.output if item.type == "function_call"]
     assert calls and json.loads(calls[0].arguments).keys() == {"city"}

@@ -33,7 +33,7 @@ test("a tool that must be called", async () => {
     execute: async ({ city }) => `Sunny in ${city}.`,
   });
   const question = "What is the weather in Paris?";
-  const options = { model: farthing(LARGE), prompt: question, tools: { weather }, maxOutputTokens: 60 };
+  const options = { model: farthing(LARGE), prompt: question, tools: { weather }, maxOutputTokens: 60, temperature: 0 };
   const { toolCalls } = await generateText({ ...options, toolChoice: "required" });
   assert.equal(toolCalls[0].toolName, "weather");
   assert.deepEqual(Object.keys(toolCalls[0].input), ["city"]);
@@ -46,6 +46,7 @@ test("an object of a given form", async () => {
     prompt: "Ada is 36 years old. Answer as JSON.",
     output: Output.object({ schema: person }),
     maxOutputTokens: 60,
+    temperature: 0,
   });
   assert.equal(typeof output.name, "string");
 });

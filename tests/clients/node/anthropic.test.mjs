@@ -8,7 +8,7 @@ const client = new Anthropic({ baseURL: FARTHING_URL, apiKey: FARTHING_KEY });
 const messages = [{ role: "user", content: "Name three colours." }];
 
 test("a message, and as many tokens as were counted", async () => {
-  const answer = await client.messages.create({ model: SMALL, max_tokens: 12, messages });
+  const answer = await client.messages.create({ model: SMALL, max_tokens: 12, temperature: 0, messages });
   assert.ok(answer.content[0].text);
   const counted = await client.messages.countTokens({ model: SMALL, messages });
   const { input_tokens, cache_read_input_tokens, cache_creation_input_tokens } = answer.usage;
@@ -16,7 +16,7 @@ test("a message, and as many tokens as were counted", async () => {
 });
 
 test("a stream", async () => {
-  const stream = client.messages.stream({ model: SMALL, max_tokens: 12, messages });
+  const stream = client.messages.stream({ model: SMALL, max_tokens: 12, temperature: 0, messages });
   let text = "";
   stream.on("text", (part) => (text += part));
   const final = await stream.finalMessage();
@@ -34,6 +34,7 @@ test("a tool that must be called", async () => {
   const answer = await client.messages.create({
     model: LARGE,
     max_tokens: 60,
+    temperature: 0,
     messages: [{ role: "user", content: "What is the weather in Paris?" }],
     tools: [{ name: "weather", input_schema: schema }],
     tool_choice: { type: "tool", name: "weather" },

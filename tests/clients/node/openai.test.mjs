@@ -36,7 +36,7 @@ test("chat, whole and streamed", async () => {
 
 test("a tool that must be called", async () => {
   const question = [{ role: "user", content: "What is the weather in Paris?" }];
-  const options = { model: LARGE, messages: question, tools: [weather], tool_choice: "required", max_tokens: 60 };
+  const options = { model: LARGE, messages: question, tools: [weather], tool_choice: "required", max_tokens: 60, temperature: 0 };
   const [choice] = (await client.chat.completions.create(options)).choices;
   const [call] = choice.message.tool_calls;
   assert.equal(call.function.name, "weather");
@@ -58,12 +58,12 @@ test("embeddings without an encoding are 768 numbers", async () => {
 });
 
 test("text completions", async () => {
-  const found = await client.completions.create({ model: SMALL, prompt: "One, two, three,", max_tokens: 8 });
+  const found = await client.completions.create({ model: SMALL, prompt: "One, two, three,", max_tokens: 8, temperature: 0 });
   assert.ok(found.choices[0].text);
 });
 
 test("responses, whole and streamed", async () => {
-  const options = { model: SMALL, input: "Name three colours.", max_output_tokens: 16 };
+  const options = { model: SMALL, input: "Name three colours.", max_output_tokens: 16, temperature: 0 };
   assert.ok((await client.responses.create(options)).output_text);
   let text = "";
   for await (const event of await client.responses.create({ ...options, stream: true })) {

@@ -97,7 +97,7 @@ class TestPydanticAi:
 
     @pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
     def test_text(self, kind: Any) -> None:
-        agent = Agent(kind(SMALL, provider=self.openai), model_settings={"max_tokens": 16})
+        agent = Agent(kind(SMALL, provider=self.openai), model_settings={"max_tokens": 16, "temperature": 0})
         assert agent.run_sync(QUESTION).output
 
     def test_an_output_type_is_a_tool_that_must_be_called(self) -> None:
@@ -106,7 +106,7 @@ class TestPydanticAi:
         assert isinstance(agent.run_sync("Ada is 36 years old.").output, Person)
 
     def test_a_stream(self) -> None:
-        agent = Agent(OpenAIChatModel(SMALL, provider=self.openai), model_settings={"max_tokens": 16})
+        agent = Agent(OpenAIChatModel(SMALL, provider=self.openai), model_settings={"max_tokens": 16, "temperature": 0})
         result = agent.run_stream_sync(QUESTION)
         assert "".join(result.stream_text(delta=True))
 
@@ -115,7 +115,8 @@ class TestPydanticAi:
 def test_instructor_gives_back_a_class(mode: str) -> None:
     client = instructor.from_openai(OpenAI(base_url=V1, api_key=KEY), mode=instructor.Mode[mode])
     messages: Any = [{"role": "user", "content": "Ada is 36 years old."}]
-    found = client.chat.completions.create(model=LARGE, response_model=Person, max_tokens=60, messages=messages)
+    options: Any = {"model": LARGE, "max_tokens": 60, "temperature": 0}
+    found = client.chat.completions.create(response_model=Person, messages=messages, **options)
     assert isinstance(found, Person)
 
 
@@ -124,7 +125,8 @@ def test_llm_answers_on_the_command_line(tmp_path: Path, more: list[str]) -> Non
     entry = f"- model_id: farthing\n  model_name: {SMALL}\n  api_base: {V1}\n  api_key_name: farthing\n"
     (tmp_path / "extra-openai-models.yaml").write_text(entry)
     (tmp_path / "keys.json").write_text(json.dumps({"farthing": KEY}))
-    command = [str(Path(sys.executable).with_name("llm")), "-m", "farthing", "-o", "max_tokens", "16", "--usage", *more]
+    options = ["-o", "max_tokens", "16", "-o", "temperature", "0", "--usage"]
+    command = [str(Path(sys.executable).with_name("llm")), "-m", "farthing", *options, *more]
     env = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
     done = subprocess.run([*command, QUESTION], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
