@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from billing.records import UNSETTLED, TokenClasses
 from gateway.exchange import Exchange
 from gateway.keep_alive import COMMENT
+from gateway.operation import Attempt, Operation, Priced
 from gateway.response_cache import LARGEST_SHARE, OVERHEAD_BYTES, Kept, Lookup, ResponseCache
 from gateway.settings import Settings
 from gateway.trusted import SCOPE_ENTRY, Trusted
@@ -113,3 +116,45 @@ def test_what_is_no_json_has_no_key() -> None:
     call.fields["odd"] = type(call.fields["odd"])(b"[" * 100_000 + b"]" * 100_000)
     lookup = ResponseCache().look_up(SETTINGS, call, "tiny", principal(), exchange())
     assert (lookup.outcome, lookup.key) == ("bypass", None)
+
+
+def answered(**changes: Any) -> Operation:
+    """An operation whose answer was sent, whole and well, but for `changes` of it or of its attempt."""
+    operation = Operation(principal=principal(), model="tiny", finish_reason="stop")
+    attempt = Attempt(1, "engine", "tiny", True)
+    operation.attempts = [attempt]
+    operation.priced = [Priced(TokenClasses(), "engine", changes.pop("flag", None), None, None, None, None)]
+    for name, value in changes.items():
+        setattr(operation if hasattr(operation, name) else attempt, name, value)
+    return operation
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [
+        ({}, True),
+        ({"status": "upstream_error"}, False),
+        ({"http_status": 500}, False),
+        ({"cut": True}, False),
+        ({"finish_reason": "abort"}, False),
+        ({"finish_reason": None}, False),
+        ({"finish_reason": "length"}, True),
+        ({"flag": UNSETTLED}, False),
+    ],
+)
+def test_only_what_ended_well_is_kept(changes: dict[str, Any], is_kept: bool) -> None:
+    cache, sent = ResponseCache(), exchange()
+    lookup = look_up(cache)
+    lookup.take(b"{}")
+    sent.complete = True
+    lookup.keep(answered(**changes), sent, chat_call(), None)
+    assert (look_up(cache).found is not None) == is_kept
+
+
+@pytest.mark.parametrize(("complete", "gone"), [(False, False), (True, True)])
+def test_what_its_caller_did_not_get_is_not_kept(complete: bool, gone: bool) -> None:
+    cache, sent = ResponseCache(), exchange()
+    lookup = look_up(cache)
+    sent.complete, sent.gone = complete, gone
+    lookup.keep(answered(), sent, chat_call(), None)
+    assert len(cache) == 0
