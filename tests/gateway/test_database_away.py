@@ -97,7 +97,7 @@ async def test_a_gateway_started_before_its_database(settings: dict[str, Any], t
     people = await make_people(engine)
     headers = {"authorization": f"Bearer {people.secret}"}
     async with (
-        serving(Settings(**(settings | {"database_url": wire.url}))) as url,
+        serving(Settings(**(settings | {"database_url": wire.url}))) as (url, _),
         httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as http,
     ):
         assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 503
