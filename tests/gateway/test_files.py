@@ -188,7 +188,7 @@ async def test_a_file_that_is_too_large(settings: dict[str, Any]) -> None:
 
 async def test_an_upload_that_is_cut_off_leaves_nothing(gateway: Gateway) -> None:
     head = "POST /v1/files HTTP/1.1\r\ncontent-type: multipart/form-data; boundary=b\r\ncontent-length: 9000000"
-    part = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n' + b"x" * 2 * CHUNK_BYTES
+    part = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n' + b"x" * (CHUNK_BYTES * 3 // 2)
     async with gateway.socket(head, part):
         await eventually(lambda: has(gateway, 1, 1))
         assert (await gateway.sdk.files.list()).data == [], "it is not there before all of it is"
