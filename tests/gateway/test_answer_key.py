@@ -1,6 +1,7 @@
 """Which requests count as the very same: values of JSON, not its bytes; and nobody reads as somebody else."""
 
 import json
+import time
 from typing import Any
 from uuid import UUID
 
@@ -132,3 +133,17 @@ def test_names_and_values_cannot_run_together() -> None:
 def test_what_is_nested_too_deeply_has_no_key() -> None:
     with pytest.raises(RecursionError):
         canonical(b"[" * 100_000 + b"]" * 100_000)
+
+
+@pytest.mark.parametrize("value", [b"0", b"{}", b'{"a":1}'])
+def test_very_many_values_count_as_their_bytes_so_that_they_hold_up_nobody(value: bytes) -> None:
+    """Read one by one, these took seconds of everybody's event loop, and a hundred times their memory."""
+
+    def asked(spaces: bytes = b"", last: bytes = b"1") -> Call:
+        many = msgspec.Raw(b"[" + value + (b"," + spaces + value) * 500_000 + b"," + last + b"]")
+        return msgspec.structs.replace(chat_call(), fields=chat_call().fields | {"x": many})
+
+    began = time.thread_time()
+    found = key(asked())
+    assert time.thread_time() - began < 0.5
+    assert found == key(asked()) and found not in (key(asked(spaces=b" ")), key(asked(last=b"2")))
