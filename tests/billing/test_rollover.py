@@ -208,8 +208,9 @@ async def test_the_list_says_what_rolled_over(engine: AsyncEngine) -> None:
     found: Budget = (await budgets_of(engine))["k"]
     assert (found.rollover, found.rollover_cap, found.rolled_over) == (True, 50, 0)
     async with engine.begin() as conn:
-        await conn.execute(text("UPDATE budget SET rolls_since = rolls_since - interval '31 days'"))
-        await conn.execute(text("UPDATE budget_window SET starts_at = starts_at - interval '31 days', settled = 4"))
+        await conn.execute(text("SET LOCAL TIME ZONE 'Asia/Tokyo'"))  # whose months these are
+        await conn.execute(text("UPDATE budget SET rolls_since = rolls_since - interval '1 month'"))
+        await conn.execute(text("UPDATE budget_window SET starts_at = starts_at - interval '1 month', settled = 4"))
     assert (await budgets_of(engine))["k"].rolled_over == 6
 
 

@@ -71,7 +71,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 async def fill(
-    connection: AsyncConnection, now: datetime, operations: int = 4000, days: int = 30, seed: int = 7
+    connection: AsyncConnection, now: datetime, operations: int = 4000, days: float = 30, seed: int = 7
 ) -> None:
     """Add people, prices and `operations` operations in the `days` before `now`, the last a minute ago."""
     rng = random.Random(seed)
@@ -118,7 +118,7 @@ async def _members(connection: AsyncConnection) -> list[Member]:
 
 
 def _records(
-    rng: random.Random, book: PriceBook, members: list[Member], now: datetime, number: int, days: int
+    rng: random.Random, book: PriceBook, members: list[Member], now: datetime, number: int, days: float
 ) -> Iterator[OperationRecord]:
     times = sorted(_working_time(rng, now, days) for _ in range(number - 1))
     for at in [*times, now - timedelta(minutes=1)]:
@@ -126,7 +126,7 @@ def _records(
         yield _record(rng, book, member, at)
 
 
-def _working_time(rng: random.Random, now: datetime, days: int) -> datetime:
+def _working_time(rng: random.Random, now: datetime, days: float) -> datetime:
     """More in the afternoon than at night, fewer at weekends, slowly growing."""
     while True:
         at = now - timedelta(seconds=86_400 * days * (1 - rng.random() ** 0.8)) - timedelta(minutes=1)

@@ -10,8 +10,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from billing.partitions import ensure_partition, ensure_partitions
 from tests.gateway.commands import farthing_inside
 
-TODAY = datetime.now(UTC).date()
-
 
 @pytest.fixture
 def run(database_url: str) -> Any:
@@ -19,7 +17,8 @@ def run(database_url: str) -> Any:
 
 
 async def test_partitions_are_listed_and_what_would_go_is_told(run: Any, database_url: str) -> None:
-    old = TODAY - timedelta(days=20)
+    today = datetime.now(UTC).date()
+    old = today - timedelta(days=20)
     engine = create_async_engine(database_url)
     async with engine.begin() as conn:
         await ensure_partitions(conn, 1)
@@ -30,7 +29,7 @@ async def test_partitions_are_listed_and_what_would_go_is_told(run: Any, databas
     names = [row["partition"] for row in listed]
     oldest = [f"attempt_{old:%Y%m%d}", f"operation_{old:%Y%m%d}"]
     assert [name for name in names if name.endswith(f"{old:%Y%m%d}")] == oldest
-    assert f"usage_hour_{TODAY:%Y%m}" in names and "payload_default" in names
+    assert f"usage_hour_{today:%Y%m}" in names and "payload_default" in names
     assert all(float(row["mib"]) >= 0 for row in listed)
     gone = json.loads(run("ledger", "retention", "--operations", "19", "--json").stdout)
     assert [row["partition"] for row in gone] == oldest

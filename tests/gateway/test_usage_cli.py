@@ -65,7 +65,10 @@ def test_who_cost_what(run: Run) -> None:
 def test_the_operator_s_questions(database_url: str) -> None:
     """Who cost what, with what margin, and what would the month be: each from the shell, and they agree."""
     now, run = datetime.now(UTC), shell(database_url)
-    in_database(database_url, lambda connection: sample_ledger.fill(connection, now, operations=600))
+    days = (now - now.replace(day=1, hour=0, minute=2, second=0)) / timedelta(days=1)
+    if days < 0.005:
+        pytest.skip("the month has only begun, nobody can have spent anything in it")
+    in_database(database_url, lambda connection: sample_ledger.fill(connection, now, 600, min(days, 30)))
     month = ["--from", f"{now:%Y-%m}-01", "--to", f"{now:%Y-%m-%d}"]
     by_user = json.loads(run("usage", "--by", "user", *month, "--json").stdout)
     for by in ("user", "model", "tag:app"):
@@ -88,7 +91,8 @@ def test_the_operator_s_questions(database_url: str) -> None:
         assert row["month"] == f"{now:%Y-%m}" and Decimal(row["so_far"]) > 0
         assert Decimal(row["so_far"]) == sum(Decimal(each[row["amount"]] or 0) for each in by_user)
         assert row["low"] is None or Decimal(row["low"]) <= Decimal(row["expected"]) <= Decimal(row["high"])
-    assert "each expected to bring" in run("usage", "forecast").stdout
+    told_by = "each expected to bring" if now.day > 1 else "there is no whole day of usage yet to tell the rest by"
+    assert told_by in run("usage", "forecast").stdout
 
 
 def test_why_one_call_cost_what_it_did(run: Run, database_url: str) -> None:
