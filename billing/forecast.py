@@ -139,8 +139,8 @@ def _range(
     rest = _sum([share * means.get(day.weekday() if by_weekday else 0, overall) for day, share in shares])
     expected = _CONTEXT.add(so_far, rest)
     margin = QUANTILE * _deviation(groups, means, month.days_left, len(past))
-    low = expected - margin
-    return Range(so_far=so_far, expected=expected, low=max(low, so_far) if only_grows else low, high=expected + margin)
+    low, high = _CONTEXT.subtract(expected, margin), _CONTEXT.add(expected, margin)
+    return Range(so_far=so_far, expected=expected, low=max(low, so_far) if only_grows else low, high=high)
 
 
 def _deviation(

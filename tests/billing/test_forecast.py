@@ -60,6 +60,12 @@ async def test_a_short_past_makes_a_wide_range_and_no_weekdays(conn: AsyncConnec
     assert billed.so_far <= billed.low < billed.expected < billed.high
 
 
+async def test_the_range_holds_what_is_expected_to_the_last_digit(conn: AsyncConnection) -> None:
+    await store(conn, [spent(NOW - timedelta(days=1), 1), spent(NOW - timedelta(minutes=1), 0, 1)])
+    [found] = await forecast_month(conn, now=NOW + timedelta(seconds=1))  # the rest of today is no short number
+    assert found.billed.low == found.billed.expected == found.billed.high
+
+
 async def test_without_a_whole_day_only_what_was_spent_is_told(conn: AsyncConnection) -> None:
     await store(conn, [spent(NOW - timedelta(hours=1), 3)])
     [found] = await forecast_month(conn, now=NOW)
