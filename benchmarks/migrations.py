@@ -234,6 +234,7 @@ def main() -> int:
         prog="python -m benchmarks.migrations", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--rows", type=int, default=10_000_000, help="operations in the ledger, each with an attempt")
+    parser.add_argument("--quick", dest="rows", action="store_const", const=20_000, help="20,000 operations")
     parser.add_argument("--from", dest="start", default="0004", metavar="REVISION", help="the schema to begin with")
     parser.add_argument("--folder", type=Path, help="where the database is made (default: a temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there instead of printing them")
