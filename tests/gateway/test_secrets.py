@@ -146,11 +146,13 @@ async def test_keys_prompts_and_answers_stay_on_the_way(
                 streaming = asyncio.create_task(gateway.chat(stream=True, messages=CONVERSATION))
                 await asyncio.sleep(0.1)
                 await wire.cut()
-                assert (await streaming).text.endswith("data: [DONE]\n\n")
+                spooled = await streaming
+                assert spooled.text.endswith("data: [DONE]\n\n")
                 spool = files(Path(settings["data_dir"]))
                 metrics = (await gateway.http.get("/metrics")).text
                 await wire.mend()
-                rows = await settled(gateway)
+                last = spooled.headers["x-farthing-trace-id"]
+                rows = await settled(gateway, last)
                 database = await dump(gateway.engine)
                 secrets = [gateway.people.secret, *(key.secret for key in newer)]
     await wire.cut()
@@ -160,7 +162,7 @@ async def test_keys_prompts_and_answers_stay_on_the_way(
     places = {
         "logs": (logged, "request failed"),
         "database": (database, str(rows[0]["id"])),
-        "spool": (spool.decode(errors="replace"), str(rows[-1]["id"])),
+        "spool": (spool.decode(errors="replace"), last),
         "traces": (b"".join(traces).decode(errors="replace"), "farthing.operation_id"),
         "metrics": (metrics, "farthing_operations"),
     }
@@ -185,10 +187,11 @@ async def more_keys(gateway: Gateway) -> list[NewSecret]:
     return [second, rotated]
 
 
-async def settled(gateway: Gateway) -> list[dict[str, Any]]:
-    """The ledger's rows, once no more come."""
+async def settled(gateway: Gateway, last: str) -> list[dict[str, Any]]:
+    """The ledger's rows, once the operation `last` is among them and no more come."""
     rows: list[dict[str, Any]] = []
-    while not rows or len(found := await gateway._rows()) > len(rows):
-        rows = await gateway._rows()
-        await asyncio.sleep(1.0)
+    async with asyncio.timeout(30):
+        while last not in {str(row["id"]) for row in rows} or len(found := await gateway._rows()) > len(rows):
+            await asyncio.sleep(1.0)
+            rows = await gateway._rows()
     return found
