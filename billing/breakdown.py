@@ -20,6 +20,7 @@ from billing.ids import smallest_id
 from billing.measures import ledger_rows, summed
 from billing.records import TOKEN_CLASSES, TokenClasses
 from billing.tables import api_key, app_user, operation, org, team
+from billing.tables.usage import CACHED_ANSWERS
 from billing.usage_rows import tag_usage_rows, usage_rows
 from billing.windows import zone
 
@@ -30,13 +31,6 @@ _ID_SLACK = timedelta(hours=1)  # an id may be made a little before or after `st
 _IN_TAG_ROLLUPS = {"org", "model", "day", "hour"}
 
 _NAMED = {"user": (app_user, "user_id"), "team": (team, "team_id"), "org": (org, "org_id"), "key": (api_key, "key_id")}
-
-
-CACHED_ANSWERS = (
-    *("cached_answers", "saved_prompt_tokens", "saved_completion_tokens"),
-    *("cached_answers_saved", "cached_answers_saved_unknown"),
-)
-"""Fields of a UsageRow about the response cache."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,20 @@ All of it can be computed again from the ledger, except rows of ledger days that
 `dropped`, and stay as they are.
 """
 
-from sqlalchemy import BigInteger, Column, Date, Identity, Index, Numeric, Table, Text, UniqueConstraint, Uuid
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Date,
+    Identity,
+    Index,
+    Numeric,
+    Table,
+    Text,
+    TextClause,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
 
 from billing.records import TOKEN_CLASSES
 from billing.tables.base import Timestamp, metadata
@@ -21,6 +34,11 @@ SUMS = ("billed", "cost", "margin")
 AMOUNTS = ("billed_adjustment", "cost_adjustment", "cache_saved", "cached_answers_saved")
 """Measures that are 0 where there is none."""
 MEASURES = (*COUNTS, *SUMS, *AMOUNTS)
+CACHED_ANSWERS = (
+    *("cached_answers", "saved_prompt_tokens", "saved_completion_tokens"),
+    *("cached_answers_saved", "cached_answers_saved_unknown"),
+)
+"""Measures of the response cache. A gateway of a version before them may run on after a migration: 0 in its rows."""
 
 OWNERS = ("org_id", "team_id", "user_id", "key_id", "model", "currency")
 """What a row of `usage_hour` and `usage_day` is about."""
@@ -38,12 +56,16 @@ def _usage(table: str, about: tuple[str, ...]) -> Table:
             for name in about
         ),
         Column("dropped", Date, nullable=True, comment="the ledger's day that these were in, where it is dropped"),
-        *(Column(name, BigInteger, nullable=False) for name in COUNTS),
+        *(Column(name, BigInteger, nullable=False, server_default=_default(name)) for name in COUNTS),
         *(Column(name, Numeric, nullable=True) for name in SUMS),
-        *(Column(name, Numeric, nullable=False) for name in AMOUNTS),
+        *(Column(name, Numeric, nullable=False, server_default=_default(name)) for name in AMOUNTS),
         UniqueConstraint("bucket", *about, "dropped", name=f"uq_{table}", postgresql_nulls_not_distinct=True),
         postgresql_partition_by="RANGE (bucket)",
     )
+
+
+def _default(measure: str) -> TextClause | None:
+    return text("0") if measure in CACHED_ANSWERS else None
 
 
 usage_hour = _usage("usage_hour", OWNERS)

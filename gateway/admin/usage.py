@@ -10,7 +10,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from billing.breakdown import CACHED_ANSWERS, UsageRow, usage_by
+from billing.breakdown import UsageRow, usage_by
 from billing.explanation import Explanation, explain
 from billing.filters import Filters
 from billing.forecast import Forecast, forecast_month
@@ -19,6 +19,7 @@ from billing.margins import IdleLine, MarginLine, margins
 from billing.people import MissingError
 from billing.records import TokenClasses
 from billing.reports import Within
+from billing.tables.usage import CACHED_ANSWERS
 from gateway.admin.access import needs
 from gateway.admin.moments import period
 from gateway.admin.writing import Admin
