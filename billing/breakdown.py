@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.charge import EXACT
 from billing.filters import Filters
+from billing.gaps import Gap, gap, gap_of_sums
 from billing.ids import smallest_id
 from billing.measures import ledger_rows, summed
 from billing.records import TOKEN_CLASSES, TokenClasses
@@ -119,6 +120,19 @@ async def usage_by(
     return sorted(biggest_first, key=lambda row: [row.by[name] or "" for name in timed])
 
 
+async def usage_gap(
+    conn: AsyncConnection,
+    dimensions: Sequence[str],
+    start: datetime,
+    end: datetime,
+    filters: Filters = Filters(),  # noqa: B008 - frozen
+) -> Gap | None:
+    """What retention has taken from what `usage_by` says of the same; None: nothing."""
+    if _summed(_tags(dimensions, filters), dimensions, filters):
+        return await gap_of_sums(conn, start, end)
+    return await gap(conn, start, end, filters)
+
+
 def _check(dimensions: Sequence[str], start: datetime, end: datetime) -> None:
     for name in dimensions:
         if name not in DIMENSIONS and not (name.startswith("tag:") and name != "tag:"):
@@ -132,15 +146,12 @@ def _check(dimensions: Sequence[str], start: datetime, end: datetime) -> None:
 async def _source(
     conn: AsyncConnection, dimensions: Sequence[str], start: datetime, end: datetime, filters: Filters, tz: ZoneInfo
 ) -> Subquery:
-    tags = [name.removeprefix("tag:") for name in dimensions if name.startswith("tag:")]
-    if filters.tag is not None:
-        tags.append(filters.tag[0])
+    tags = _tags(dimensions, filters)
     cuts = list(_cuts(dimensions, start, end, tz))
     step: Any = "hour" if "hour" in dimensions else "day"
     if not tags:
         return await usage_rows(conn, start, end, cuts=cuts, step=step)
-    plain = {name for name in dimensions if not name.startswith("tag:")} <= _IN_TAG_ROLLUPS
-    if len(set(tags)) == 1 and plain and not (filters.team_id or filters.user_id or filters.key_id):
+    if _summed(tags, dimensions, filters):
         rows = await tag_usage_rows(conn, start, end, cuts=cuts, step=step)
         return select(rows).where(rows.c.name == tags[0]).subquery("tagged")
     which = (operation.c.started_at >= start) & (operation.c.started_at < end)
@@ -148,6 +159,19 @@ async def _source(
     for name in tags:
         which &= operation.c.tags.has_key(name)
     return ledger_rows(which)
+
+
+def _tags(dimensions: Sequence[str], filters: Filters) -> list[str]:
+    """The names of those that it is about."""
+    names = [name.removeprefix("tag:") for name in dimensions if name.startswith("tag:")]
+    return names if filters.tag is None else [*names, filters.tag[0]]
+
+
+def _summed(tags: Sequence[str], dimensions: Sequence[str], filters: Filters) -> bool:
+    """Whether the rollups have it."""
+    plain = {name for name in dimensions if not name.startswith("tag:")} <= _IN_TAG_ROLLUPS
+    of_one = len(set(tags)) == 1 and plain and not (filters.team_id or filters.user_id or filters.key_id)
+    return not tags or of_one
 
 
 def _cuts(dimensions: Sequence[str], start: datetime, end: datetime, tz: ZoneInfo) -> Iterator[datetime]:

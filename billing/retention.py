@@ -10,7 +10,8 @@ from uuid import UUID
 
 import msgspec
 import structlog
-from sqlalchemy import text
+from sqlalchemy import select, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.partitions import (
@@ -23,7 +24,7 @@ from billing.partitions import (
     range_of,
 )
 from billing.rollups import lay_aside
-from billing.tables import operation
+from billing.tables import operation, usage_dropped, usage_hour
 
 EVERY_SECONDS = 3600.0
 
@@ -88,9 +89,18 @@ async def enforce(engine: AsyncEngine, keep: Keep) -> list[str]:
                 await conn.execute(text(f"LOCK TABLE {', '.join(each.names)} IN SHARE MODE"))
                 start, end = (UUID(bound) for bound in range_of("operation", each.day))
                 await lay_aside(conn, each.day, (operation.c.id >= start) & (operation.c.id < end))
+            if usage_hour.name in each.tables:
+                await _note_days(conn, each.day)
             await conn.execute(text(f"DROP TABLE {', '.join(each.names)}"))
         log.info("partitions_dropped", partitions=each.names)
     return [name for each in old for name in each.names]
+
+
+async def _note_days(conn: AsyncConnection, month: date) -> None:
+    """Keep of which days of the ledger a month's sums were all that there was: they are about to go."""
+    dropped = usage_hour.c.dropped
+    days = select(dropped).where(dropped >= month, dropped < _next(usage_hour.name, month)).distinct()
+    await conn.execute(insert(usage_dropped).from_select(["day"], days).on_conflict_do_nothing())
 
 
 async def expired(conn: AsyncConnection, keep: Keep) -> list[Expired]:

@@ -9,7 +9,7 @@ import typer
 
 from gateway import usage_options
 from gateway.amounts import money, percent
-from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show
+from gateway.command_line import DatabaseUrl, DataDir, Json, fail, in_database, show, warn
 from gateway.usage_options import Wanted, filters, period
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from billing.breakdown import UsageRow
     from billing.explanation import Explanation
     from billing.forecast import Forecast, Range
+    from billing.gaps import Gap
 
 app = typer.Typer(help="Who cost what, with what margin; what the month would be; why one call cost what it did.")
 
@@ -52,18 +53,22 @@ def usage(
     dimensions = [each.strip() for each in by.split(",") if each.strip()]
     wanted = Wanted(org, team, user, key, model, tag)
 
-    async def work(connection: "AsyncConnection") -> "tuple[list[UsageRow], dict[tuple[str, str], str]]":
-        from billing.breakdown import usage_by
+    async def work(connection: "AsyncConnection") -> "tuple[list[UsageRow], dict[tuple[str, str], str], Gap | None]":
+        from billing.breakdown import usage_by, usage_gap
         from gateway.scope_names import scope_names
 
-        rows = await usage_by(connection, dimensions, start, end, await filters(connection, wanted), time_zone)
-        return rows, await scope_names(connection, _namesakes(rows))
+        which = await filters(connection, wanted)
+        rows = await usage_by(connection, dimensions, start, end, which, time_zone)
+        lacks = await usage_gap(connection, dimensions, start, end, which)
+        return rows, await scope_names(connection, _namesakes(rows)), lacks
 
-    rows, names = in_database(work, database_url, data_dir)
+    rows, names, lacks = in_database(work, database_url, data_dir)
     if as_json:
         show([_full(row) for row in rows], as_json)
     else:
         show(list(_table(rows, dimensions, names)), as_json)
+    if lacks is not None:
+        warn(lacks)
 
 
 @app.command()

@@ -34,7 +34,7 @@ from billing.tables.ledger import attempt, operation, operation_set_aside
 from billing.tables.payloads import payload
 from billing.tables.people import api_key, app_user, key_secret, org, team
 from billing.tables.prices import adjustment, device_account, device_hour, price_version
-from billing.tables.usage import usage_day, usage_day_tag, usage_hour, usage_hour_tag, usage_stale
+from billing.tables.usage import usage_day, usage_day_tag, usage_dropped, usage_hour, usage_hour_tag, usage_stale
 
 __all__ = [
     "BATCH_IS_OPEN",
@@ -79,6 +79,7 @@ __all__ = [
     "team",
     "usage_day",
     "usage_day_tag",
+    "usage_dropped",
     "usage_hour",
     "usage_hour_tag",
     "usage_stale",

@@ -81,3 +81,11 @@ usage_stale = Table(
     Column("bucket", Timestamp, nullable=False),
     Index(None, "bucket"),
 )
+
+# Nothing else tells of them: reports say what they lack.
+usage_dropped = Table(
+    "usage_dropped",
+    metadata,
+    Column("day", Date, primary_key=True, comment="of the ledger, UTC"),
+)
+"""Days of the ledger whose rows retention has dropped, and then the sums of them."""

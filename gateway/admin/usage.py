@@ -10,7 +10,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from billing.breakdown import UsageRow, usage_by
+from billing.breakdown import UsageRow, usage_by, usage_gap
 from billing.explanation import Explanation, explain
 from billing.filters import Filters
 from billing.forecast import Forecast, forecast_month
@@ -61,6 +61,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True):
     rows: list[Usage]
+    gap: Gap | None
+    """Days that retention has dropped: in no row."""
 
 
 class Forecasts(msgspec.Struct, frozen=True):
@@ -131,7 +133,8 @@ async def usage(
     first, last = period(start, end)
     async with admin.read(REPORT_SECONDS) as conn:
         rows = await usage_by(conn, by, first, last, filters, time_zone)
-    return Report([_usage(row, costs=admin.caller.may("read")) for row in rows])
+        lacks = await usage_gap(conn, by, first, last, filters)
+    return Report([_usage(row, costs=admin.caller.may("read")) for row in rows], lacks)
 
 
 @get("/forecast", opt=needs("read"))

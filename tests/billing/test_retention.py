@@ -14,6 +14,8 @@ from sqlalchemy import func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.filters import Filters
+from billing.gaps import Gap, gap, gap_of_sums
 from billing.ids import smallest_id
 from billing.measures import summed
 from billing.partitions import BY_MONTH, ensure_partition, partitions
@@ -115,6 +117,28 @@ async def test_each_has_its_own_days(engine: AsyncEngine, spool: Spool) -> None:
     assert await count(engine, usage_day) == 2
     for table in BY_MONTH:
         assert len(await of(engine, table)) == 2
+
+
+async def test_days_without_sums_are_not_forgotten(engine: AsyncEngine, spool: Spool) -> None:
+    await some(engine, spool, 1, 70, 200, 201, each=1)
+    await refresh(engine)
+    keep = Keep(operations=60, rollups=100)
+    with_sums, without = (TODAY - 70 * DAY).date(), [(TODAY - n * DAY).date() for n in (201, 200)]
+    for _ in range(2):  # and the next turn changes nothing
+        await enforce(engine, keep)
+        async with engine.connect() as conn:
+            whole, old, recent = [
+                await gap(conn, TODAY - first * DAY, TODAY - last * DAY)
+                for first, last in ((300, 0), (201, 200), (200 - 1, 71))
+            ]
+            of_sums = await gap_of_sums(conn, TODAY - 300 * DAY, TODAY)
+            of_nobody = await gap(conn, TODAY - 300 * DAY, TODAY, Filters(org_id=UUID(int=1)))
+        assert whole == Gap(days=3, first=without[0], last=with_sums, without_sums=2)
+        assert str(whole).endswith("`farthing usage --by user` still has what it came to, but for the first 2 days")
+        assert old == Gap(days=1, first=without[0], last=without[0], without_sums=1)
+        assert str(old).endswith("what was called then is not in this; what it came to is dropped too")
+        assert recent is None
+        assert of_sums == of_nobody == Gap(days=2, first=without[0], last=without[1], without_sums=2)
 
 
 async def test_nothing_is_dropped_under_a_reader_and_the_next_turn_does_it(engine: AsyncEngine, spool: Spool) -> None:

@@ -1,4 +1,4 @@
-"""What reads the ledger's rows says which days retention has dropped; what reads the sums still has them."""
+"""What reads the ledger's rows says which days retention has dropped; what reads the sums has them for longer."""
 
 import asyncio
 import json
@@ -21,10 +21,10 @@ PERIOD = ["--from", str(SPENT - timedelta(days=60)), "--to", str(TODAY)]
 KEPT = 60
 
 
-async def drop(engine: AsyncEngine) -> list[date]:
+async def drop(engine: AsyncEngine, rollups: int | None = None) -> list[date]:
     """The days that went, of an installation that keeps operations for 60 days."""
     await refresh(engine)
-    names = await enforce(engine, Keep(operations=KEPT))
+    names = await enforce(engine, Keep(operations=KEPT, rollups=rollups))
     return sorted(datetime.strptime(name[-8:], "%Y%m%d").date() for name in names if name.startswith("operation"))
 
 
@@ -35,11 +35,11 @@ def run(database_url: str) -> Run:
     return shell(database_url)
 
 
-def dropped(database_url: str) -> list[date]:
+def dropped(database_url: str, rollups: int | None = None) -> list[date]:
     async def work() -> list[date]:
         engine = create_async_engine(database_url)
         try:
-            return await drop(engine)
+            return await drop(engine, rollups)
         finally:
             await engine.dispose()
 
@@ -73,6 +73,24 @@ def test_files_margins_and_bills_say_what_they_lack(run: Run, database_url: str,
     assert b"farthing.lacks" not in (pq.read_schema(out).metadata or {})
 
 
+def test_usage_says_which_sums_it_lacks(database_url: str, tmp_path: Path) -> None:
+    at = datetime.combine(TODAY - timedelta(days=300), datetime.min.time(), UTC)
+    in_database(database_url, lambda connection: sample_ledger.fill(connection, at, operations=20, days=3))
+    period = ["--from", str(at.date() - timedelta(days=9)), "--to", str(TODAY)]
+    run = shell(database_url)
+    days = dropped(database_url)
+    assert len(days) in (3, 4)
+    said = f"retention has dropped {len(days)} days from {days[0]} to {days[-1]} from the ledger: what was called then"
+    assert said not in run("usage", *period).stderr, "the sums are there"
+    assert said in run("usage", "--by", "user,tag:feature", *period).stderr, "of these there are none"
+    assert dropped(database_url, rollups=200) == []
+    out = tmp_path / "usage.csv"
+    for arguments in (["usage"], ["usage", "--by", "model", "--json"], ["export", "usage", "-o", out], ["margins"]):
+        found = run(*arguments, *period)
+        assert f"farthing: {said} is not in this; what it came to is dropped too" in found.stderr, arguments
+        assert found.exit_code == 0
+
+
 async def test_so_does_the_api(database_url: str, tmp_path: Path) -> None:
     engine = create_async_engine(database_url)
     at = datetime.combine(SPENT, datetime.min.time(), UTC)
@@ -90,5 +108,9 @@ async def test_so_does_the_api(database_url: str, tmp_path: Path) -> None:
             of_other = await client.get(path, params=period | {"org_id": str(house.org)})
             assert of_other.status_code == 200 and "x-farthing-lacks" not in of_other.headers
         report = (await client.get("/margins", params=period)).json()
-        assert report["gap"] == {"days": len(days), "first": str(days[0]), "last": str(days[-1])}
+        lost = {"days": len(days), "first": str(days[0]), "last": str(days[-1])}
+        assert report["gap"] == lost | {"without_sums": 0}
+        assert (await client.get("/usage", params=period | {"by": "user"})).json()["gap"] is None
+        of_rows = (await client.get("/usage", params=period | {"by": ["user", "tag:feature"]})).json()
+        assert of_rows["gap"] == report["gap"]
     await engine.dispose()
