@@ -29,14 +29,16 @@ Item = tuple[str, str]
 
 
 async def causes_of(conn: AsyncConnection, rise: Rise, scope_kind: str, scope_id: str) -> tuple[Cause, ...]:
-    """The keys and tags that made it, those first that it says most about."""
+    """The keys and tags that made it, those first that it says most about. The scopes themselves are none."""
+    scopes: dict[str, str] = dict([(scope_kind, scope_id), *rise.also.items()])
+    filters = _filters(scopes)
     found: list[tuple[float, Cause]] = []
-    for (identifier, name), share, usual in shares(*await _amounts(conn, rise, scope_kind, scope_id, "key")):
+    for (identifier, name), share, usual in shares(*await _amounts(conn, rise, filters, "key")):
         found.append((_said(share, usual), Cause("key", name, identifier, share)))
     for tag in await _tag_names(conn, rise):
-        for (value, _), share, usual in shares(*await _amounts(conn, rise, scope_kind, scope_id, f"tag:{tag}")):
+        for (value, _), share, usual in shares(*await _amounts(conn, rise, filters, f"tag:{tag}")):
             found.append((_said(share, usual), Cause("tag", f"{tag}={value}", f"{tag}={value}", share)))
-    found = [each for each in found if each[1].id != scope_id and each[1].share >= LEAST_SHARE]
+    found = [each for each in found if each[1].id not in scopes.values() and each[1].share >= LEAST_SHARE]
     found.sort(key=lambda each: (-each[0], each[1].kind, each[1].id))
     return tuple(cause for _, cause in found[:NAMED])
 
@@ -62,10 +64,9 @@ def _said(share: float, usual: float) -> float:
 
 
 async def _amounts(
-    conn: AsyncConnection, rise: Rise, scope_kind: str, scope_id: str, dimension: str
+    conn: AsyncConnection, rise: Rise, filters: Filters, dimension: str
 ) -> tuple[dict[Item, float], list[dict[Item, float]]]:
     spans = [(rise.start, rise.end), *(rise.days_before(days) for days in DAYS)]
-    filters = _filters(scope_kind, scope_id)
     found: list[dict[Item, float]] = []
     for start, end in spans:
         amounts: dict[Item, float] = {}
@@ -95,14 +96,15 @@ async def _tag_names(conn: AsyncConnection, rise: Rise) -> list[str]:
     return list((await conn.execute(query.limit(MOST_TAGS))).scalars())
 
 
-def _filters(kind: str, identifier: str) -> Filters:
-    """The scope, as `usage_by` takes it."""
-    if kind == "all":
-        return Filters()
-    if kind == "model":
-        return Filters(model=identifier)
-    if kind == "tag":
-        name, _, value = identifier.partition("=")
-        return Filters(tag=(name, value))
-    given: dict[str, Any] = {f"{kind}_id": UUID(identifier)}
+def _filters(scopes: Mapping[str, str]) -> Filters:
+    """What has all of `scopes`, kind -> id, as `usage_by` takes it."""
+    given: dict[str, Any] = {}
+    for kind, identifier in scopes.items():
+        if kind == "model":
+            given["model"] = identifier
+        elif kind == "tag":
+            name, _, value = identifier.partition("=")
+            given["tag"] = (name, value)
+        elif kind != "all":
+            given[f"{kind}_id"] = UUID(identifier)
     return Filters(**given)

@@ -1,10 +1,12 @@
 """What a check has found to hold, for one scope."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
 import msgspec
 
+from billing.allowances import ScopeKind
 from billing.usage_rows import floor
 
 Measure = Literal["billed", "failed", "loss", "fresh_tokens"]
@@ -19,6 +21,8 @@ class Rise(msgspec.Struct, frozen=True, kw_only=True):
     """Of an hour."""
     end: datetime
     currency: str | None = None
+    also: Mapping[ScopeKind, str] = {}
+    """Scopes that an operation must have beside the finding's."""
 
     def days_before(self, days: int) -> tuple[datetime, datetime]:
         """Whole hours, which are summed up already."""

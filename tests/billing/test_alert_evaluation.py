@@ -158,6 +158,22 @@ async def test_a_budget_that_will_not_last(world: World) -> None:
     assert [each.id for each in await world.evaluate(midnight + timedelta(hours=9.2))] == [alert.id], "97%: it holds"
 
 
+async def test_the_cause_of_a_budget_of_several_scopes_is_in_all_of_them(world: World) -> None:
+    async with world.engine.begin() as conn:
+        also: Any = {"model": "large", "tag": "env=prod"}
+        budget = await set_budget(conn, "user", world.user, "none", Decimal(10), currency="USD", also=also)
+        [found] = await list_budgets(conn)
+        window = {"budget_id": budget, "starts_at": found.starts_at, "settled": Decimal(9)}
+        await conn.execute(insert(budget_window).values(window))
+    await world.rule("budget_share")
+    await world.spend(NOW - 20 * MINUTE, count=9, model="large", feature="batch")
+    await world.spend(NOW - 20 * MINUTE, count=30, feature="search", key=world.search)
+    elsewhere = {"env": "test", "feature": "search"}
+    await world.spend(NOW - 20 * MINUTE, count=30, model="large", key=world.search, tags=elsewhere)
+    [alert] = await world.evaluate()
+    assert {(cause.name, cause.share) for cause in alert.causes} == {("chat", 1), ("feature=batch", 1)}
+
+
 async def test_a_spike_is_found_while_it_runs_and_its_cause_is_named(world: World) -> None:
     await world.past(weeks=3)
     await world.rule("spike", minimum=1)

@@ -99,4 +99,4 @@ def _rise(budget: Budget, now: datetime) -> Rise:
     """The last day, or what there is of the window."""
     start = floor(max(budget.starts_at.astimezone(UTC), now - DAY), "hour")
     end = max(now, start + timedelta(minutes=1))
-    return Rise(measure="billed", start=start, end=end, currency=budget.currency)
+    return Rise(measure="billed", start=start, end=end, currency=budget.currency, also=budget.also)
