@@ -85,7 +85,12 @@ def test_what_may_mean_something_else_is_something_else(one: bytes, other: bytes
 
 
 def test_who_asks_and_how_it_is_watched_are_no_difference() -> None:
-    same = {"user": "u-1", "metadata": {"a": "b"}, "safety_identifier": "s", "stream_options": {"include_usage": True}}
+    same: dict[str, Any] = {
+        "user": "u-1",
+        "metadata": {"a": "b"},
+        "safety_identifier": "s",
+        "stream_options": {"include_usage": True},
+    }
     assert key(chat_call(**same)) == key(chat_call())
     assert key(chat_call(stream=True)) != key(chat_call())
     assert key(chat_call(stream=True, **same)) != key(chat_call(stream=True)), "a stream with usage has other events"
