@@ -75,10 +75,8 @@ async def sign_in(request: AnyRequest, site: NamedDependency[Site]) -> Response[
     form = parse_qs((await request.body()).decode("utf-8", "replace"))
     page = _own_page(form.get("next", [BASE])[0])
     address = site.address_of(request)
-    wait = site.throttle.wait_seconds(address)
-    if wait > 0:
-        message = f"Too many failed attempts from your address. Try again in {math.ceil(wait / 60)} min."
-        return _form(site, page, message, 429, {"retry-after": str(math.ceil(wait))})
+    if (wait := site.throttle.wait_seconds(address)) > 0:
+        return _too_many(site, page, wait)
     if not site.sessions.key_matches(form.get("key", [""])[0].strip()):
         site.throttle.failed(address)
         return _form(site, page, "That is not the admin key.", 401)
@@ -92,10 +90,14 @@ async def to_provider(request: AnyRequest, site: NamedDependency[Site]) -> Respo
     """Send the browser to the OIDC provider, with a cookie that remembers what for."""
     page = _own_page(request.query_params.get("next", BASE))
     provider = _provider(site)
+    address = site.address_of(request)
+    if (wait := site.provider_throttle.wait_seconds(address)) > 0:
+        return _too_many(site, page, wait)
     attempt = provider.new_attempt(page)
     try:
         url = await provider.authorization_url(attempt)
     except ProviderError as error:
+        site.provider_throttle.failed(address)
         return _refused(site, page, error)
     sealed = site.sessions.seal("sign-in", _packed(attempt), ATTEMPT_SECONDS)
     cookie = _cookie(request, sealed, ATTEMPT_SECONDS, ATTEMPT_COOKIE, secure=_public_https(provider))
@@ -110,6 +112,11 @@ async def from_provider(request: AnyRequest, site: NamedDependency[Site]) -> Res
     if payload is None:
         return _form(site, BASE, "That sign-in took too long, or began in another browser. Try again.", 401)
     attempt = msgspec.json.decode(base64.urlsafe_b64decode(payload), type=Attempt)
+    address = site.address_of(request)
+    if (wait := site.provider_throttle.wait_seconds(address)) > 0:
+        return _too_many(site, attempt.page, wait)
+    # Counted before the provider is asked: of many at once, only so many reach it. Who is let in takes it back.
+    site.provider_throttle.failed(address)
     try:
         person = await provider.finish(attempt, dict(request.query_params))
         issuer = provider.settings.issuer
@@ -119,6 +126,7 @@ async def from_provider(request: AnyRequest, site: NamedDependency[Site]) -> Res
             )
     except (ProviderError, ValueError) as error:
         return _refused(site, attempt.page, error)
+    site.provider_throttle.succeeded(address)
     cookies = [
         _cookie(request, site.sessions.issue(str(found)), LIFETIME_SECONDS, secure=_public_https(provider)),
         _cookie(request, "", 0, ATTEMPT_COOKIE),
@@ -138,6 +146,11 @@ def _form(
 ) -> Response[str]:
     issuer = None if site.provider is None else urlsplit(site.provider.settings.issuer).netloc
     return site.page("sign_in.html", status, headers, next=page, error=error, issuer=issuer)
+
+
+def _too_many(site: Site, page: str, wait: float) -> Response[str]:
+    message = f"Too many failed attempts from your address. Try again in {math.ceil(wait / 60)} min."
+    return _form(site, page, message, 429, {"retry-after": str(math.ceil(wait))})
 
 
 def _provider(site: Site) -> Provider:

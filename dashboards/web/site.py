@@ -53,6 +53,7 @@ class Site:
         self._templates = _environment()
         self.sessions = sessions
         self.throttle = throttle
+        self.provider_throttle = Throttle(allowed=20, seconds=60)
         self.address_of = address_of
         self.provider = provider
 

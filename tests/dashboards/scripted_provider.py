@@ -36,6 +36,7 @@ class ScriptedProvider:
         self.answer: dict[str, str] = {}
         """Takes the place of what goes back to the browser."""
         self.asked_for_keys = 0
+        self.codes_brought: list[str] = []
         self._codes: dict[str, tuple[dict[str, str], dict[str, Any]]] = {}
 
     def signed(self, claims: dict[str, Any], key: ECKey | RSAKey | None = None) -> str:
@@ -69,6 +70,7 @@ class ScriptedProvider:
         return self.back({"error": "access_denied", "state": query["state"], "iss": self.url})
 
     def redeem(self, form: dict[str, str], authorization: str | None) -> tuple[int, dict[str, Any]]:
+        self.codes_brought.append(form["code"])
         asked, person = self._codes.pop(form["code"], (None, {}))
         expected = "Basic " + base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         if asked is None or authorization != expected or form["redirect_uri"] != self.callback:
@@ -90,6 +92,10 @@ class ScriptedProvider:
     def keys(self) -> dict[str, Any]:
         self.asked_for_keys += 1
         return {"keys": [self.key.as_dict(private=False), {"kty": "unheard-of", "kid": "x"}]}
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # as many come at once
 
 
 @contextlib.contextmanager
@@ -139,7 +145,7 @@ def scripted_provider(host: str = "127.0.0.1") -> Iterator[ScriptedProvider]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     provider.url = f"http://{host}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()

@@ -1,10 +1,12 @@
 """Signing in through an OIDC provider: who is let in, and what is not believed."""
 
+import asyncio
 import base64
 import hmac
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -357,6 +359,30 @@ async def test_a_provider_that_is_away_or_another_than_it_says(engine: AsyncEngi
             answer = await browser.get("/dashboard/sign-in/provider")
             assert answer.status_code == 502 and "Signing in with the provider failed" in answer.text
             assert "Admin key" in answer.text, "the other way in is still offered"
+
+
+async def test_a_flood_of_answers_does_not_reach_the_provider(engine: AsyncEngine, there: ScriptedProvider) -> None:
+    await invite(engine)
+    app = mount(engine, Provider(settings(there)))
+    async with visitor(app) as flood, visitor(app, "10.0.0.9") as browser:
+        back = httpx.URL(await go_there(flood))
+        forged = back.copy_merge_params({"code": "guessed"})
+        answers = await asyncio.gather(*(flood.get(forged) for _ in range(50)))
+        assert Counter(each.status_code for each in answers) == {502: 20, 429: 30}
+        assert len(there.codes_brought) == 20
+        slowed = next(each for each in answers if each.status_code == 429)
+        assert 0 < int(slowed.headers["retry-after"]) <= 60 and "Too many failed attempts" in slowed.text
+        for page in (back, "/dashboard/sign-in/provider"):
+            assert (await flood.get(page)).status_code == 429
+        for _ in range(21):
+            assert (await sign_in(browser)).status_code == 303, "who is let in is never slowed down"
+    assert len(there.codes_brought) == 41
+
+
+async def test_a_provider_that_is_away_is_not_asked_by_a_flood(engine: AsyncEngine, there: ScriptedProvider) -> None:
+    async with visitor(mount(engine, Provider(settings(there, issuer="http://127.0.0.1:1")))) as flood:
+        answers = [await flood.get("/dashboard/sign-in/provider") for _ in range(21)]
+    assert Counter(each.status_code for each in answers) == {502: 20, 429: 1}
 
 
 async def test_without_a_provider_there_is_no_such_page(engine: AsyncEngine) -> None:

@@ -22,9 +22,9 @@ def mount(engine: AsyncEngine, provider: Provider | None = None) -> Litestar:
     return Litestar([create_router(engine, Sessions(KEY_HASH), Throttle(), peer, provider)])
 
 
-def visitor(app: Litestar) -> httpx.AsyncClient:
+def visitor(app: Litestar, address: str = "127.0.0.1") -> httpx.AsyncClient:
     """A browser-like client that is not signed in."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ORIGIN)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 123)), base_url=ORIGIN)
 
 
 async def sign_in(client: httpx.AsyncClient, key: str = ADMIN_KEY, **fields: str) -> httpx.Response:
