@@ -8,9 +8,6 @@ from functools import reduce
 from billing.prices import Price
 from billing.records import TOKEN_CLASSES, TokenClasses, refuse_bad_money
 
-INPUT_CLASSES = TOKEN_CLASSES[:3]
-OUTPUT_CLASSES = TOKEN_CLASSES[3:]
-
 UNLIMITED_OUTPUT = sys.maxsize
 """What `affordable_output` answers when output is free."""
 
@@ -36,14 +33,15 @@ def charge(price: Price | None, tokens: TokenClasses, images: int = 0) -> Decima
     """
     if price is None:
         return None
-    millions = Decimal(0)
+    millions: Decimal | None = None
     for name in TOKEN_CLASSES:
         if count := getattr(tokens, name):
             rate = getattr(price, name)
             if rate is None:
                 return None
-            millions = EXACT.add(millions, EXACT.multiply(rate, Decimal(count)))
-    amount = EXACT.scaleb(millions, _PER_MILLION)
+            part = EXACT.multiply(rate, Decimal(count))
+            millions = part if millions is None else EXACT.add(millions, part)
+    amount = EXACT.scaleb(Decimal(0) if millions is None else millions, _PER_MILLION)
     if not _is_flat_in_part(price):
         return amount
     used = tokens.prompt_tokens + tokens.completion_tokens > 0
@@ -87,12 +85,12 @@ def amortised_hour(purchase_price: Decimal, years: Decimal, watts: Decimal, pric
 
 def total(amounts: Iterable[Decimal | None]) -> Decimal | None:
     """Exact sum; None (unknown) when one of them is unknown. The sum of nothing is 0."""
-    result = Decimal(0)
+    result: Decimal | None = None
     for amount in amounts:
         if amount is None:
             return None
-        result = EXACT.add(result, amount)
-    return result
+        result = amount if result is None else EXACT.add(result, amount)
+    return Decimal(0) if result is None else result
 
 
 def add_up(amounts: Iterable[Decimal]) -> Decimal:
@@ -109,14 +107,16 @@ def worst_case(price: Price | None, prompt_tokens: int, max_output: int, images:
     """
     if prompt_tokens < 0 or max_output < 0:
         raise ValueError("token counts must be 0 or more")
-    parts = []
-    for names, count in ((INPUT_CLASSES, prompt_tokens), (OUTPUT_CLASSES, max_output)):
-        rate = _dearest(price, names)
-        if count and rate is None:
-            return None
-        parts.append(_UP.multiply(rate, Decimal(count)) if count and rate is not None else Decimal(0))
-    amount = _UP.scaleb(_UP.add(*parts), _PER_MILLION)
-    if price is None or not _is_flat_in_part(price):
+    if price is None:
+        return None if prompt_tokens or max_output else Decimal(0)
+    millions = Decimal(0)
+    for rate, count in ((price.dearest_input, prompt_tokens), (price.dearest_output, max_output)):
+        if count:
+            if rate is None:
+                return None
+            millions = _UP.add(millions, _UP.multiply(rate, Decimal(count)))
+    amount = _UP.scaleb(millions, _PER_MILLION)
+    if not _is_flat_in_part(price):
         return amount
     return _UP.add(amount, _flat(price, images, _UP))
 
@@ -128,7 +128,7 @@ def affordable_output(price: Price | None, prompt_tokens: int, remaining: Decima
     has no end that matters.
     """
     prompt = worst_case(price, prompt_tokens, 0, images)
-    rate = _dearest(price, OUTPUT_CLASSES)
+    rate = None if price is None else price.dearest_output
     if prompt is None or rate is None or prompt > remaining:
         return 0
     most = worst_case(price, prompt_tokens, UNLIMITED_OUTPUT, images)
@@ -147,17 +147,3 @@ def _flat(price: Price, images: int, context: Context) -> Decimal:
     """The parts that do not depend on tokens."""
     by_image = context.multiply(price.per_image or Decimal(0), Decimal(images))
     return context.add(price.per_request or Decimal(0), by_image)
-
-
-def _dearest(price: Price | None, names: Iterable[str]) -> Decimal | None:
-    """None when there is no price, or one of the classes has none."""
-    if price is None:
-        return None
-    dearest = Decimal(0)
-    for name in names:  # a plain loop: every call comes by here
-        rate: Decimal | None = getattr(price, name)
-        if rate is None:
-            return None
-        if rate > dearest:
-            dearest = rate
-    return dearest

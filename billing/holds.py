@@ -5,6 +5,8 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from billing import refusals
 from billing.lease_pool import Pool
 from billing.pots import EXACT, NOTHING, ONE, Account, Pot
@@ -12,7 +14,7 @@ from billing.records import Charge
 from billing.refusals import BudgetError, LimitExceeded
 
 
-class Need(NamedTuple):
+class Need(msgspec.Struct, frozen=True):
     """What a call asks for, besides one request and one place among the calls at once."""
 
     amount: Decimal | None
@@ -21,7 +23,7 @@ class Need(NamedTuple):
     """Prompt and the most output."""
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True, eq=False):
     """What a call needs of one allowance."""
 
     account: Account
@@ -59,7 +61,8 @@ class Hold:
         """The tightest limit of requests by the minute, if there is one."""
         self.tokens: Rate | None = None
         """Likewise of tokens."""
-        for account, pot, amount in parts:
+        for part in parts:
+            account, pot, amount = part.account, part.pot, part.amount
             pot.free = EXACT.subtract(pot.free, amount)
             pot.open += 1
             pot.used = now
@@ -72,17 +75,18 @@ class Hold:
 
     def settle(self, billed: Decimal | None, tokens: int) -> None:
         """Keep what was billed and used; the rest is free again, and a place among the calls at once."""
-        for account, pot, amount in self._end():
-            if account.unit == "money":
+        for part in self._end():
+            unit, pot, amount = part.account.unit, part.pot, part.amount
+            if unit == "money":
                 pot.add(EXACT.subtract(amount, min(billed or NOTHING, amount)))
-            elif account.unit == "tokens":
+            elif unit == "tokens":
                 pot.add(EXACT.subtract(amount, Decimal(tokens)))
-            elif account.unit == "concurrent":
+            elif unit == "concurrent":
                 pot.add(amount)
 
     def release(self) -> None:
-        for _, pot, amount in self._end():
-            pot.add(amount)
+        for part in self._end():
+            part.pot.add(part.amount)
 
     def _end(self) -> list[Part]:
         """The parts, for the first who asks."""

@@ -13,9 +13,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.allowances import ScopeKind, Unit
@@ -59,7 +60,7 @@ BARREN_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class Left(NamedTuple):
+class Left(msgspec.Struct, frozen=True):
     """The least that is left in a hard budget, and in a limit of tokens, of all that apply; None: there is none."""
 
     money: Decimal | None
@@ -172,7 +173,8 @@ class Leases:
             self._judge(short, waiting, now)
             return None
         hold = Hold(operation_id, self._replica, parts, now)
-        for account, pot, amount in parts:
+        for part in parts:
+            account, pot, amount = part.account, part.pot, part.amount
             if pot.free < pot.low and 0 < amount <= pot.low and not account.refill:
                 self._pool.refill(account)
                 self._waiters.woken.set()
@@ -182,7 +184,7 @@ class Leases:
         """Note what has to be asked for, or raise that it is not to be had."""
         refused = []
         for part in short:
-            account, pot, amount = part
+            account, pot, amount = part.account, part.pot, part.amount
             seen = waiting is not None and pot.seen >= waiting.since
             barren = now < pot.barren_until
             hopeless = amount > EXACT.add(pot.reach, pot.others) and (seen or now - pot.seen < BARREN_SECONDS)

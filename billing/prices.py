@@ -11,6 +11,7 @@ the one for every model; of these the one for the tier before the one for every 
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cached_property
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -131,7 +132,7 @@ def _contradictions(terms: PriceTerms) -> Iterable[tuple[bool, str]]:
     yield terms.model == "" and terms.book == "sale" and not override, "a list price names its model"
 
 
-class Price(PriceTerms, frozen=True, kw_only=True):
+class Price(PriceTerms, frozen=True, kw_only=True, dict=True):
     """One row of `price_version`; with `override_id` as that override makes it."""
 
     id: UUID
@@ -139,6 +140,20 @@ class Price(PriceTerms, frozen=True, kw_only=True):
     source: Source = "configuration"
     override_id: UUID | None = None
     """The version whose factor has been multiplied in, or that is the payer's own price."""
+
+    @cached_property
+    def dearest_input(self) -> Decimal | None:
+        """Of a token of the prompt; None where one of its classes has no price."""
+        return _dearest(self.input_fresh, self.input_cached, self.input_cache_write)
+
+    @cached_property
+    def dearest_output(self) -> Decimal | None:
+        return _dearest(self.output_text, self.output_reasoning)
+
+
+def _dearest(*rates: Decimal | None) -> Decimal | None:
+    known = [rate for rate in rates if rate is not None]
+    return max(known) if len(known) == len(rates) else None
 
 
 class PriceBook:

@@ -38,8 +38,13 @@ SEGMENT_BYTES = 4 * 1024 * 1024
 FREE_SECONDS = 1.0
 """How long a look at the room on the disk is good."""
 
-BATCH_SECONDS = 0.002
-"""From one fsync to the next at least: under load more operations share one, and a lone one does not wait."""
+PAUSE_SECONDS = 0.001
+MOST_PAUSES = 5
+"""From the begin of one fsync to the next at least a pause for each operation that it was for, up to so many: under
+load more operations share one, and a lone one does not wait."""
+
+MOST_KEPT = 2
+"""Sealed segments whose records stay in memory."""
 
 UNREADABLE = "unreadable.jsonl"
 _SEGMENT = re.compile(r"[0-9]{12,}\.segment")
@@ -99,12 +104,13 @@ class Spool:
         self._size = 0
         self._records: list[OperationRecord] = []
         """Those of the segment that is written."""
-        self._fresh: tuple[Path, list[OperationRecord]] | None = None
-        """A sealed segment, with all that is in it."""
+        self._kept: dict[Path, list[OperationRecord]] = {}
+        """Sealed segments, with all that is in them: the first that the ledger will ask for."""
         self._waiting: list[_Waiting] = []
         self._is_writing = False
         self._idle: asyncio.Future[None] | None = None
-        self._written_at = 0.0
+        self._next_write = 0.0
+        """On the loop's clock."""
         self._free = 0
         self._free_until = 0.0
         self._worker = Worker("spool")
@@ -127,19 +133,21 @@ class Spool:
         except OSError as error:
             _raise(error, self.folder)
 
-    async def append(self, record: OperationRecord, slot: Slot | None = None) -> None:
-        """Return once `record` is on disk. A caller that is cancelled while it waits leaves the record to be written.
+    def append(self, record: OperationRecord, slot: Slot | None = None) -> asyncio.Future[None]:
+        """Write `record`; what this returns is done once it is on disk. Who is cancelled while it waits for that leaves
+        the record to be written.
 
         `slot`: of the stream whose row it is; it ends then.
 
-        Raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then lost.
+        The future raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is
+        then lost.
         """
         waiting = _Waiting(*written(record), slot, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if not self._is_writing:
             self._is_writing = True
             self._write_soon()
-        await waiting.written
+        return waiting.written
 
     async def oldest(self) -> Path | None:
         """The segment to copy next, sealed: nothing is appended to it any more. None when all is copied."""
@@ -147,8 +155,7 @@ class Spool:
 
     async def read(self, segment: Path) -> Contents:
         """What a sealed segment holds. Not on the spool's thread: appends need not wait for it."""
-        if self._fresh is not None and self._fresh[0] == segment:
-            records = self._fresh[1]
+        if (records := self._kept.get(segment)) is not None:
             return Contents(len(records), records, [], 0)
         try:
             return await asyncio.to_thread(lambda: read(segment.read_bytes()))
@@ -175,15 +182,15 @@ class Spool:
     def _write_soon(self) -> None:
         """Group commit: whatever came while the last batch was being written is the next batch."""
         loop = asyncio.get_running_loop()
-        pause = self._written_at + BATCH_SECONDS - loop.time()
+        pause = self._next_write - loop.time()
         if pause > 0:
             loop.call_later(pause, self._write_waiting)
         else:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
-        self._written_at = asyncio.get_running_loop().time()
         batch, self._waiting = self._waiting, []
+        self._next_write = asyncio.get_running_loop().time() + PAUSE_SECONDS * min(len(batch), MOST_PAUSES)
         self._worker.do(partial(self._write, batch), partial(self._wrote, batch))
         time.sleep(0)  # without the interpreter's lock: the disk begins now, not when this turn of the loop is over
 
@@ -263,6 +270,8 @@ class Spool:
             os.close(self._file)
             if self._size:
                 self._sealed.append(self._segment)
+                if len(self._kept) < MOST_KEPT:
+                    self._kept[self._segment] = self._records
             else:  # a full disk would else leave one empty file for each failed append
                 self._segment.unlink()
             self._segment = None
@@ -270,10 +279,7 @@ class Spool:
 
     def _oldest(self) -> Path | None:
         if not self._sealed:
-            records = self._records
             self._seal()
-            if self._sealed:
-                self._fresh = self._sealed[0], records
         return self._sealed[0] if self._sealed else None
 
     def _discard(self, segment: Path, contents: Contents, refused: list[tuple[str, bytes]]) -> None:
@@ -287,7 +293,7 @@ class Spool:
                     file.write(msgspec.json.encode({"segment": segment.name, "reason": reason, "line": text}) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-        self._fresh = None
+        self._kept.pop(segment, None)
         segment.unlink()
         if aside:  # else a power cut may bring the segment back: it is copied again, and every row is there already
             _sync_folder(self.folder)

@@ -11,7 +11,6 @@ from billing.charge import affordable_output, worst_case
 from billing.leases import BudgetError, Hold, Leases, Left, LimitExceeded, Need
 from billing.pots import NOTHING
 from billing.prices import Price, PriceBook
-from billing.records import TOKEN_CLASSES
 from gateway.call import Call
 from gateway.database import reachable
 from gateway.dispatch import Dispatcher
@@ -72,7 +71,8 @@ class Admission:
 
     async def _admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> Admitted:
         scopes = _scopes(operation, model)
-        money, tokens = self._leases.left_at_hand(scopes) or await self._left(scopes)
+        left = self._leases.left_at_hand(scopes) or await self._left(scopes)
+        money, tokens = left.money, left.tokens
         if money is None and tokens is None:
             return Admitted(await self._hold(operation.id, scopes, Need(NOTHING, 0)))
         price = book.sale(model, operation.tier, operation.payer)
@@ -88,7 +88,8 @@ class Admission:
             except (BudgetError, LimitExceeded):
                 if cap is None or last:
                     raise
-                money, tokens = await self._left(scopes)
+                left = await self._left(scopes)
+                money, tokens = left.money, left.tokens
                 if money is None and tokens is None:  # what refused it has gone meanwhile
                     return Admitted(await self._hold(operation.id, scopes, Need(NOTHING, 0)))
             else:
@@ -137,7 +138,7 @@ def _affordable(call: Call, size: PromptSize, price: Price | None, money: Decima
 
 def _has_bound(price: Price | None) -> bool:
     """Whether every class of tokens has a price, so that a call has a worst case."""
-    return price is not None and not [name for name in TOKEN_CLASSES if getattr(price, name) is None]
+    return price is not None and price.dearest_input is not None and price.dearest_output is not None
 
 
 def _output(

@@ -45,6 +45,7 @@ from gateway.live import Live
 from gateway.pipeline import Pipeline
 from gateway.prices import Prices
 from gateway.reload import Reload
+from gateway.rows import Rows
 from gateway.settings import Settings
 from gateway.telemetry import Metrics, Tracing
 
@@ -89,13 +90,14 @@ def create_app(settings: Settings, config: Path | None = None) -> Litestar:
     keep_alive = KeepAlive(settings.limits.keep_alive_seconds)
     tracing, metrics = Tracing(), Metrics()
     metrics.watch(ledger, payloads)
+    admission = Admission(leases, dispatcher)
     pipeline = Pipeline(
         live=live,
         keys=keys,
         prices=prices,
-        admission=Admission(leases, dispatcher),
+        admission=admission,
         dispatcher=dispatcher,
-        spool=spool,
+        rows=Rows(live, spool, admission, tracing, metrics),
         payloads=payloads,
         keep_alive=keep_alive,
         tracing=tracing,

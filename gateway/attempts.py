@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 from uuid import UUID
+
+import msgspec
 
 from gateway import failures
 from gateway.call import Call
@@ -19,13 +20,13 @@ from gateway.upstreams.target import Flight, Target
 from gateway.upstreams.transport import BrokenError, Reply, SilentError, UnreachableError
 
 
-class Started(NamedTuple):
+class Started(msgspec.Struct, frozen=True, eq=False):
     request: Request
     attempt: Attempt
     flight: Flight
 
 
-class Opened(NamedTuple):
+class Opened(msgspec.Struct, frozen=True, eq=False):
     """An answer that has begun, a whole one with all of it; whose attempt it is, and where it comes from."""
 
     answer: Answer
@@ -72,13 +73,13 @@ class Asking:
         number = operation.attempts[-1].number + 1 if operation.attempts else 1
         attempt = Attempt(number, target.upstream.name, target.model, target.upstream.is_engine)
         operation.attempts.append(attempt)
-        flight = operation.flight = Flight(target, f"{operation.id}.{number}")
+        flight = operation.flight = Flight(target, f"{operation.trace_id}.{number}")
         target.enter()
         return Started(request, attempt, flight)
 
     async def finish(self, started: Started) -> Opened:
         """Raises NoAnswerError. Where nothing was sent, or an engine was still loading, there was no attempt."""
-        request, attempt, flight = started
+        request, attempt, flight = started.request, started.attempt, started.flight
         target = flight.target
         began = time.monotonic()
         try:

@@ -58,12 +58,12 @@ def attribute(principal: Principal, headers: Mapping[str, str], claimed: Mapping
 def refuse_addresses(headers: Mapping[str, str], fields: Collection[str] = ()) -> None:
     """Raises ApiError 400 naming a header or a top-level body field that wants to say where the request goes, or with
     which key of a provider. Only the operator's configuration does."""
-    for name in headers:
-        if name in _ADDRESS_HEADERS:
-            raise _address(f"The header `{name}`", None)
-    for name in fields:
-        if name in _ADDRESS_FIELDS:
-            raise _address(f"The field `{name}`", name)
+    if not _ADDRESS_HEADERS.isdisjoint(headers):
+        name = next(name for name in headers if name in _ADDRESS_HEADERS)
+        raise _address(f"The header `{name}`", None)
+    if not _ADDRESS_FIELDS.isdisjoint(fields):
+        name = next(name for name in fields if name in _ADDRESS_FIELDS)
+        raise _address(f"The field `{name}`", name)
 
 
 def _read(header: str) -> dict[str, str]:

@@ -70,6 +70,8 @@ class CallerRequest:
         self.scope = scope
         self.keep_alive = keep_alive
         self.started = False
+        """Some of the answer was handed to the connection. Until then another start takes the place of the first, whose
+        head waits for the body where there is a content-length."""
         self.complete = False
         """The whole answer was handed to the connection."""
         self.disconnected = False
@@ -162,13 +164,14 @@ class CallerRequest:
         kind = message["type"]
         if kind == "http.response.start" and not self.started:
             self._start(message["status"], message.get("headers", ()))
-        elif kind == "http.response.body" and self.started and not self.complete:
+        elif kind == "http.response.body" and (self._head or self.started) and not self.complete:
             self._send(message.get("body", b""), not message.get("more_body", False))
         else:
             raise RuntimeError(f"{kind} cannot be sent now")
 
     def _start(self, status: int, headers: Headers) -> None:
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        pieces = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        lines = 1
         length: int | None = None
         says_close = False
         for name, value in (*self._line.default_headers(), *headers):
@@ -179,22 +182,25 @@ class CallerRequest:
                 says_close = b"close" in value.lower()
             elif name == b"transfer-encoding":  # ours to choose
                 continue
-            lines.append(b"%b: %b\r\n" % (name, value))
+            pieces += (name, b": ", value, b"\r\n")
+            lines += 1
         self._framing = self._framed(status, length)
         if self._framing == "chunks":
-            lines.append(b"transfer-encoding: chunked\r\n")
+            pieces.append(b"transfer-encoding: chunked\r\n")
+            lines += 1
         if says_close or self._framing == "close" or (self._continue and self._more):
             self.keep_alive = False  # lastly: it was not asked for its body, and may take that for a reason to keep it
         if not self.keep_alive and not says_close:
-            lines.append(b"connection: close\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
+            pieces.append(b"connection: close\r\n")
+            lines += 1
+        head = b"".join(pieces)
+        if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\0" in head:
             raise RuntimeError("a header of the answer has a line break in it")
-        self.started = True
         self._left = length or 0
         if self._framing == "length":
             self._head = head + b"\r\n"  # goes out with what follows at once
         else:
+            self.started, self._head = True, b""
             self._line.write(head + b"\r\n")
 
     def _framed(self, status: int, length: int | None) -> Literal["none", "length", "chunks", "close"]:
@@ -228,6 +234,7 @@ class CallerRequest:
         head, self._head = self._head, b""
         if not head:
             return body
+        self.started = True
         if len(body) <= JOINED_BYTES:
             return head + body
         self._line.write(head)

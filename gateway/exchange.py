@@ -151,8 +151,12 @@ class Exchange:
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """A whole answer with its length."""
-        await self.start(status, {"content-type": "application/json", **headers, "content-length": str(len(body))})
+        await self.begin(status, headers, body)
         await self.write(body, last=True)
+
+    async def begin(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """The head of a whole answer. Our server sends it with the body; until then another can take its place."""
+        await self.start(status, {"content-type": "application/json", **headers, "content-length": str(len(body))})
 
     async def refuse(self, error: ApiError, headers: Mapping[str, str], body: bytes) -> None:
         """The error as the whole answer (`body`), or as the end of the stream that has begun."""

@@ -124,6 +124,8 @@ class Operation(msgspec.Struct, eq=False):
 
     api: str = "chat.completions"
     id: UUID = msgspec.field(default_factory=new_id)
+    trace_id: str = ""
+    """The id as it is written."""
     started_at: datetime = msgspec.field(default_factory=_now)
     started: float = msgspec.field(default_factory=time.monotonic)
     serving: asyncio.Task[Any] | None = None
@@ -163,6 +165,9 @@ class Operation(msgspec.Struct, eq=False):
     priced: list[Priced] | None = None
     """Set when the row has been written."""
 
+    def __post_init__(self) -> None:
+        self.trace_id = str(self.id)
+
     @property
     def payer(self) -> Payer | None:
         """Whose overrides of the price apply."""
@@ -187,8 +192,29 @@ class Operation(msgspec.Struct, eq=False):
 
     def record(self, priced: list[Priced], currency: str) -> OperationRecord:
         """The row. Call it once, with the settled attempts in order."""
+        attempts = [_attempt_record(a, p, a.status, a.error) for a, p in zip(self.attempts, priced, strict=True)]
+        billed = self.cached_billed if self.cached is not None else total([p.billed for p in priced])
+        return self._row(attempts, self.status, self.error, billed, total([p.cost for p in priced]), currency)
+
+    def begun(self, prompt_tokens: int, currency: str) -> OperationRecord:
+        """The row of a stream whose gateway is killed: an estimate for the reader; nobody pays for it."""
+        unpaid = Priced(TokenClasses(), "estimated", None, Decimal(0), None, None, None, billable=False)
+        prompt = msgspec.structs.replace(unpaid, tokens=TokenClasses(input_fresh=prompt_tokens))
+        *earlier, last = self.attempts
+        attempts = [_attempt_record(attempt, unpaid, attempt.status, attempt.error) for attempt in earlier]
+        attempts.append(_attempt_record(last, prompt, "upstream_error", KILLED))
+        return self._row(attempts, "upstream_error", KILLED, Decimal(0), None, currency)
+
+    def _row(
+        self,
+        attempts: list[AttemptRecord],
+        status: Status,
+        error: str | None,
+        billed: Decimal | None,
+        cost: Decimal | None,
+        currency: str,
+    ) -> OperationRecord:
         assert self.principal is not None, "only what was authenticated is recorded"
-        attempts = [self._attempt_record(a, p) for a, p in zip(self.attempts, priced, strict=True)]
         first = next((a.first_token for a in self.attempts if a.first_token is not None), None)
         return OperationRecord(
             id=self.id,
@@ -204,14 +230,14 @@ class Operation(msgspec.Struct, eq=False):
             route_reasons=self.reasons,
             route_score=self.score,
             stream=self.call.stream if self.call else False,
-            status=self.status,
+            status=status,
             http_status=self.http_status,
             finish_reason=self.finish_reason,
-            error=self.error,
+            error=error,
             ttft_seconds=None if first is None else first - self.started,
             total_seconds=time.monotonic() - self.started,
-            billed=self.cached_billed if self.cached is not None else total(p.billed for p in priced),
-            cost=total(p.cost for p in priced),
+            billed=billed,
+            cost=cost,
             currency=currency,
             attempts=attempts,
             cached=self.cached,
@@ -219,45 +245,38 @@ class Operation(msgspec.Struct, eq=False):
             charges=self.hold.charges if self.hold else [],
         )
 
-    def begun(self, prompt_tokens: int, currency: str) -> OperationRecord:
-        """The row of a stream whose gateway is killed: an estimate for the reader; nobody pays for it."""
-        unpaid = Priced(TokenClasses(), "estimated", None, Decimal(0), None, None, None, billable=False)
-        record = self.record([unpaid] * len(self.attempts), currency)
-        ends: dict[str, Any] = {"status": "upstream_error", "error": KILLED}
-        last = msgspec.structs.replace(record.attempts[-1], tokens=TokenClasses(input_fresh=prompt_tokens), **ends)
-        return msgspec.structs.replace(record, attempts=[*record.attempts[:-1], last], **ends)
 
-    def _attempt_record(self, attempt: Attempt, priced: Priced) -> AttemptRecord:
-        account = attempt.account
-        ttft = None if attempt.first_token is None else attempt.first_token - attempt.started
-        if ttft is None and account:
-            ttft = account.ttft_seconds
-        return AttemptRecord(
-            number=attempt.number,
-            upstream=attempt.upstream,
-            model=attempt.model,
-            started_at=attempt.started_at,
-            status=attempt.status,
-            http_status=attempt.http_status,
-            error=attempt.error,
-            tokens=priced.tokens,
-            usage_source=priced.usage_source,
-            usage_flag=priced.usage_flag,
-            generated_tokens=account.generated_tokens if account else None,
-            recomputed_tokens=account.recomputed_tokens if account else None,
-            prefill_device_seconds=account.prefill_device_seconds if account else None,
-            decode_device_seconds=account.decode_device_seconds if account else None,
-            kv_block_seconds=account.kv_block_seconds if account else None,
-            queue_seconds=account.queue_seconds if account else None,
-            ttft_seconds=ttft,
-            total_seconds=(attempt.ended or time.monotonic()) - attempt.started,
-            preemptions=account.preemptions if account else None,
-            price_version_id=priced.price_version_id,
-            cost_version_id=priced.cost_version_id,
-            billed=priced.billed,
-            cost=priced.cost,
-            tier=priced.tier,
-            images=priced.images,
-            billable=priced.billable,
-            price_override_id=priced.price_override_id,
-        )
+def _attempt_record(attempt: Attempt, priced: Priced, status: Status, error: str | None) -> AttemptRecord:
+    account = attempt.account
+    ttft = None if attempt.first_token is None else attempt.first_token - attempt.started
+    if ttft is None and account:
+        ttft = account.ttft_seconds
+    return AttemptRecord(
+        number=attempt.number,
+        upstream=attempt.upstream,
+        model=attempt.model,
+        started_at=attempt.started_at,
+        status=status,
+        http_status=attempt.http_status,
+        error=error,
+        tokens=priced.tokens,
+        usage_source=priced.usage_source,
+        usage_flag=priced.usage_flag,
+        generated_tokens=account.generated_tokens if account else None,
+        recomputed_tokens=account.recomputed_tokens if account else None,
+        prefill_device_seconds=account.prefill_device_seconds if account else None,
+        decode_device_seconds=account.decode_device_seconds if account else None,
+        kv_block_seconds=account.kv_block_seconds if account else None,
+        queue_seconds=account.queue_seconds if account else None,
+        ttft_seconds=ttft,
+        total_seconds=(attempt.ended or time.monotonic()) - attempt.started,
+        preemptions=account.preemptions if account else None,
+        price_version_id=priced.price_version_id,
+        cost_version_id=priced.cost_version_id,
+        billed=priced.billed,
+        cost=priced.cost,
+        tier=priced.tier,
+        images=priced.images,
+        billable=priced.billable,
+        price_override_id=priced.price_override_id,
+    )

@@ -15,11 +15,8 @@ import structlog
 from billing.charge import cached_answer_charge
 from billing.payloads import Payloads
 from billing.prices import PriceBook
-from billing.records import OperationRecord
-from billing.spool import Spool, SpoolError
 from gateway.admission import Admission
 from gateway.api.count_tokens import CountTokensSurface
-from gateway.api.health import MIN_FREE_BYTES
 from gateway.api.surface import Surface
 from gateway.attribution import attribute, refuse_addresses
 from gateway.auth import Keys, check_model, check_route
@@ -30,7 +27,7 @@ from gateway.errors import ApiError, ClientGoneError, unavailable
 from gateway.exchange import Exchange
 from gateway.keep_alive import KeepAlive
 from gateway.live import Live
-from gateway.operation import CLIENT_CLOSED_STATUS, Operation, Priced
+from gateway.operation import CLIENT_CLOSED_STATUS, Operation
 from gateway.prices import Prices
 from gateway.recall import LOOK_SECONDS, Recall
 from gateway.recording import Recording
@@ -38,16 +35,17 @@ from gateway.relay import StreamRelay, overdue, relay_whole
 from gateway.reply_headers import reply_headers
 from gateway.response_cache import Kept, Lookup, ResponseCache
 from gateway.rounds import Rounds
+from gateway.rows import Rows
 from gateway.settings import ROLES
-from gateway.settlement import about_prompt, price_attempt
+from gateway.settlement import about_prompt
 from gateway.telemetry import Metrics, Tracing
 from gateway.tiers import choose_tier
 
-FULL_RETRY_SECONDS = 30
 TAIL_SECONDS = 0.2
 """How long the end of an upstream's stream is awaited after its [DONE], to use the connection again."""
 
-Work = Callable[[Operation, Exchange, Call], Awaitable[None]]
+Work = Callable[[Operation, Exchange, Any, Call], Awaitable[None]]
+"""With the surface that it came by."""
 
 log = structlog.get_logger()
 
@@ -60,7 +58,7 @@ class Pipeline:
         prices: Prices,
         admission: Admission,
         dispatcher: Dispatcher,
-        spool: Spool,
+        rows: Rows,
         payloads: Payloads,
         keep_alive: KeepAlive,
         tracing: Tracing,
@@ -71,7 +69,7 @@ class Pipeline:
         self._prices = prices
         self._admission = admission
         self._dispatcher = dispatcher
-        self._spool = spool
+        self._rows = rows
         self._payloads = payloads
         self._keep_alive = keep_alive
         self._tracing = tracing
@@ -87,25 +85,20 @@ class Pipeline:
         if self._serving:
             await asyncio.wait(self._serving, timeout=seconds)
 
-    async def serve(self, exchange: Exchange, surface: Surface) -> None:
+    def serve(self, exchange: Exchange, surface: Surface) -> Awaitable[None]:
         """Serve one request: exactly one row for whatever becomes of it once the key is known."""
+        return self._serve(exchange, surface, self._answer)
 
-        async def answer(operation: Operation, exchange: Exchange, call: Call) -> None:
-            await self._answer(operation, exchange, surface, call)
-
-        await self._serve(exchange, surface, answer)
-
-    async def count_tokens(self, exchange: Exchange, surface: CountTokensSurface) -> None:
+    def count_tokens(self, exchange: Exchange, surface: CountTokensSurface) -> Awaitable[None]:
         """Tell how long a prompt is. It has a row too, of nothing, and counts in limits of requests."""
+        return self._serve(exchange, surface, self._count)
 
-        async def count(operation: Operation, exchange: Exchange, call: Call) -> None:
-            model = self._route(operation, call)
-            operation.hold = await self._admission.admit_flat(operation, model)
-            tokens = await self._dispatcher.count_tokens(call, model)
-            await self._record(operation)
-            await exchange.respond(200, reply_headers(operation), surface.answer(tokens))
-
-        await self._serve(exchange, surface, count)
+    async def _count(self, operation: Operation, exchange: Exchange, surface: CountTokensSurface, call: Call) -> None:
+        model = self._route(operation, call)
+        operation.hold = await self._admission.admit_flat(operation, model)
+        tokens = await self._dispatcher.count_tokens(call, model)
+        await self._rows.record(operation)
+        await exchange.respond(200, reply_headers(operation), surface.answer(tokens))
 
     async def _serve(self, exchange: Exchange, surface: Surface, work: Work) -> None:
         task = asyncio.current_task()
@@ -164,7 +157,7 @@ class Pipeline:
         if not call.stream:
             recall.watch()
         try:
-            await work(operation, exchange, call)
+            await work(operation, exchange, surface, call)
         except asyncio.CancelledError:
             if not recall.cancelled:
                 raise
@@ -207,7 +200,7 @@ class Pipeline:
 
     async def _answer(self, operation: Operation, exchange: Exchange, surface: Surface, call: Call) -> None:
         model = self._route(operation, call)
-        self._refuse_without_room()
+        self._rows.refuse_without_room()
         operation.book = self._prices.book()
         call = choose_tier(operation, call, operation.book)
         lookup = self._look_up(operation, exchange, call, model)
@@ -216,27 +209,24 @@ class Pipeline:
             return
         cap = await self._admit(operation, call, model, operation.book)
 
-        async def record() -> list[Priced]:
-            return await self._record(operation)
-
         with self._tracing.span("dispatch") as span:
-            trace = self._tracing.outgoing(operation.id, exchange.headers)
+            trace = self._tracing.outgoing(operation.trace_id, exchange.headers)
             answer = await self._dispatcher.open(operation, call, model, cap, trace)
             try:
                 operation.dropped = answer.dropped
-                headers = reply_headers(operation)
+                found: dict[str, str] = {}
                 if lookup is not None:
-                    headers["x-farthing-cache"] = lookup.outcome
+                    found["x-farthing-cache"] = lookup.outcome
                     exchange.tap(lookup.take)
                 if call.stream:
                     writer = surface.writer(call)
                     if writer.needs_prompt_count:
                         writer.prompt_tokens = about_prompt(call)
-                    self._begin(operation, call)
+                    self._rows.begin(operation, call)
                     with self._keep_alive.watching(exchange):
-                        await StreamRelay(operation, call, exchange, writer, record).run(answer, headers)
+                        await StreamRelay(operation, call, exchange, writer, self._rows).run(answer, found)
                 else:
-                    await relay_whole(operation, call, exchange, surface, answer, headers, record)
+                    await relay_whole(operation, call, exchange, surface, answer, found, self._rows)
                 if lookup is not None:  # before the caller can ask again
                     lookup.keep(operation, exchange, call, cap)
                 if not operation.attempts[-1].cut:
@@ -271,7 +261,7 @@ class Pipeline:
         operation.cached, operation.cached_billed = kept.record(price), billed
         operation.dropped, operation.finish_reason = kept.dropped, kept.finish_reason
         operation.reasons = [*operation.reasons, "response_cache"]
-        await self._record(operation)
+        await self._rows.record(operation)
         headers = reply_headers(operation) | {"x-farthing-cache": "hit", "age": str(int(kept.age))}
         headers["x-farthing-cached-tokens"] = "0"
         if billed is not None:
@@ -304,16 +294,6 @@ class Pipeline:
                 span.set_attribute("farthing.model", operation.model)
             return operation.model
 
-    def _refuse_without_room(self) -> None:
-        """Raise ApiError 503 while the answer's row would not fit on the disk: nothing is computed that nobody pays."""
-        try:
-            room = self._spool.free_bytes() >= MIN_FREE_BYTES
-        except OSError as error:
-            log.critical("the spool is not there", reason=str(error))
-            room = False
-        if not room:
-            raise unavailable("The disk under the ledger has no room.", retry_after=FULL_RETRY_SECONDS)
-
     async def _admit(self, operation: Operation, call: Call, model: str, book: PriceBook) -> int | None:
         with self._tracing.span("admit"):
             admitted = await self._admission.admit(operation, call, model, book)
@@ -331,66 +311,11 @@ class Pipeline:
         if operation.attempts and operation.attempts[-1].ended is None:
             operation.attempts[-1].end("upstream_error", reason)
 
-    def _begin(self, operation: Operation, call: Call) -> None:
-        """From here on the stream has a row, also if this process is killed. Raises ApiError 503 without room."""
-        try:
-            operation.slot = self._spool.begin(operation.begun(about_prompt(call), self._live.settings.currency))
-        except SpoolError as error:
-            log.critical("stream not begun", operation=str(operation.id), reason=str(error))
-            raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
-
-    async def _record(self, operation: Operation) -> list[Priced]:
-        """Settle and spool the row, once; on return it survives any crash. Raises ApiError 503 when the disk fails."""
-        if operation.priced is not None or operation.principal is None:
-            return operation.priced or []
-        with self._tracing.span("settle"):
-            currency = self._live.settings.currency
-            try:
-                operation.priced = self._settle(operation, currency)
-                record = operation.record(operation.priced, currency)
-            except Exception:  # whatever it is, the request has a row and its hold ends
-                log.exception("settling failed", operation=str(operation.id))
-                operation.priced = [Priced.unknown() for _ in operation.attempts]
-                record = operation.record(operation.priced, currency)
-            try:
-                await self._spool.append(record, operation.slot)
-            except Exception as error:  # SpoolError, or whatever it is: nothing may stay held
-                known = isinstance(error, SpoolError)
-                log.critical(
-                    "operation not recorded", operation=str(operation.id), reason=str(error), exc_info=not known
-                )
-                if operation.hold is not None:
-                    self._admission.release(operation.hold)
-                raise unavailable("The ledger cannot record this request.", retry_after=FULL_RETRY_SECONDS) from error
-            except asyncio.CancelledError:  # it is written all the same
-                self._recorded(operation, record)
-                raise
-            asyncio.get_running_loop().call_soon(self._recorded, operation, record)  # once the answer is on its way
-            return operation.priced
-
-    def _recorded(self, operation: Operation, record: OperationRecord) -> None:
-        if operation.hold is not None:
-            self._admission.settle(operation.hold, record.billed, _used(operation))
-        self._metrics.observe(record)
-
     async def _record_end(self, operation: Operation) -> None:
         """Record what ended badly: the answer is an error in any case, and a failing disk is in the log."""
         with contextlib.suppress(ApiError):
-            await self._record(operation)
-
-    def _settle(self, operation: Operation, currency: str) -> list[Priced]:
-        if not operation.attempts:
-            return []
-        book = operation.book
-        assert book is not None, "what was attempted was admitted"
-        return [price_attempt(attempt, operation, book, currency) for attempt in operation.attempts]
+            await self._rows.record(operation)
 
     async def _refuse(self, operation: Operation, exchange: Exchange, surface: Surface, error: ApiError) -> None:
         error.request_id = str(operation.id)
         await exchange.refuse(error, reply_headers(operation), surface.error(error))
-
-
-def _used(operation: Operation) -> int:
-    """Tokens that count in a caller's limits: those of the attempt it pays for, as far as there is one."""
-    priced = zip(operation.attempts, operation.priced or (), strict=False)
-    return sum(p.tokens.prompt_tokens + p.tokens.completion_tokens for attempt, p in priced if attempt.billable)

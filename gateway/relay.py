@@ -5,7 +5,6 @@ caller has left, the rest of the upstream's stream is still read, for the accoun
 """
 
 import time
-from collections.abc import Awaitable, Callable
 from math import inf
 
 import msgspec
@@ -14,16 +13,15 @@ from gateway.api.surface import StreamWriter, Surface
 from gateway.call import Call
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.operation import Attempt, Operation, Priced
+from gateway.operation import Attempt, Operation
+from gateway.reply_headers import reply_headers
+from gateway.rows import Rows
 from gateway.settlement import CHARACTERS_PER_TOKEN, settled_usage
 from gateway.upstreams.answer import EMPTY, Answer
 from gateway.upstreams.frames import Frame, MalformedError, fields_of
 from gateway.upstreams.sse import EventTooLargeError
 from gateway.upstreams.transport import BrokenError
 from gateway.upstreams.usage import Usage
-
-Record = Callable[[], Awaitable[list[Priced]]]
-"""Settles the operation and writes its row, once."""
 
 CUT = "the stream was cut: what was reserved for it is used up"
 CUT_COMMENT = f": farthing: {CUT}\n\n".encode()
@@ -41,10 +39,12 @@ async def relay_whole(
     exchange: Exchange,
     surface: Surface,
     answer: Answer,
-    headers: dict[str, str],
-    record: Record,
+    found: dict[str, str],
+    rows: Rows,
 ) -> None:
-    """Raises ApiError 502 where the caller's dialect has no words for the answer, 504 where it took too long."""
+    """`found`: headers about the response cache.
+
+    Raises ApiError 502 where the caller's dialect has no words for the answer, 504 where it took too long."""
     attempt, frame = operation.attempts[-1], answer.frame
     assert frame is not None, "a whole answer was read before"
     if attempt.overdue:
@@ -61,11 +61,16 @@ async def relay_whole(
     attempt.delivered = frame.usage
     attempt.delivered_characters = frame.characters
     attempt.end("ok")
-    priced = (await record())[-1]
+    row = rows.settle(operation)
+    # What follows happens while the disk writes.
+    priced = row.priced[-1]
+    headers = reply_headers(operation) | found
     headers["x-farthing-cached-tokens"] = str(priced.tokens.input_cached)
     if priced.billed is not None:
         headers["x-farthing-cost"] = f"{priced.billed:f}"
-    await exchange.respond(200, headers, body)
+    await exchange.begin(200, headers, body)
+    await row.written()
+    await exchange.write(body, last=True)
 
 
 def overdue(attempt: Attempt) -> ApiError:
@@ -79,15 +84,13 @@ def overdue(attempt: Attempt) -> ApiError:
 class StreamRelay:
     """One stream's way to the caller. Frames that end a choice wait for the row, as do those with usage alone."""
 
-    def __init__(
-        self, operation: Operation, call: Call, exchange: Exchange, writer: StreamWriter, record: Record
-    ) -> None:
+    def __init__(self, operation: Operation, call: Call, exchange: Exchange, writer: StreamWriter, rows: Rows) -> None:
         self._operation = operation
         self._attempt: Attempt = operation.attempts[-1]
         self._call = call
         self._exchange = exchange
         self._writer = writer
-        self._record = record
+        self._rows = rows
         self._ends: list[Frame] = []
         self._usages: list[Frame] = []
         self._out: list[bytes] = []
@@ -102,8 +105,8 @@ class StreamRelay:
         self._quoted = False
         """Whether what failed is told in the upstream's own words."""
 
-    async def run(self, answer: Answer, headers: dict[str, str]) -> None:
-        await self._exchange.start_stream(headers, self._writer)
+    async def run(self, answer: Answer, found: dict[str, str]) -> None:
+        await self._exchange.start_stream(reply_headers(self._operation) | found, self._writer)
         failure, end = await self._relay(answer), b""
         await self._flush()
         if self._exchange.gone:
@@ -115,13 +118,15 @@ class StreamRelay:
                 failure = f"it sent something that is not an answer: {error}"
         if failure is None:
             self._attempt.end("ok")
-            end += self._writer.finish(settled_usage((await self._record())[-1]))
+            row = self._rows.settle(self._operation)
+            end += self._writer.finish(settled_usage(row.priced[-1]))
+            await row.written()
             await self._exchange.write(CUT_COMMENT + end if self._attempt.cut else end, last=True)
         else:
             noted = self._attempt.noted(failure) if self._quoted else failure
             self._attempt.end("upstream_error", noted)
             self._operation.end("upstream_error", 200, noted)
-            await self._record()
+            await self._rows.settle(self._operation).written()
             text = f"The upstream {self._attempt.upstream} failed in the middle of the answer: {failure}."
             told = ApiError(502, "upstream_error", text)
             told.request_id = str(self._operation.id)

@@ -9,7 +9,7 @@ MOST_DROPPED = 20
 def reply_headers(operation: Operation) -> dict[str, str]:
     """The trace id, also as the vendors' SDKs look for it; how the request was routed, what was left out of it, and
     OpenAI's words for what limits leave."""
-    trace_id = str(operation.id)
+    trace_id = operation.trace_id
     headers = {"x-farthing-trace-id": trace_id, "x-request-id": trace_id, "request-id": trace_id}
     if operation.model is not None:
         headers["x-farthing-model"] = operation.model

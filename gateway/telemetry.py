@@ -80,8 +80,8 @@ class Tracing:
             name, context, attributes=attributes, record_exception=False, set_status_on_exception=False
         )
 
-    def outgoing(self, identifier: UUID, headers: Mapping[str, str]) -> dict[str, str]:
-        """W3C headers for the upstream."""
+    def outgoing(self, trace_id: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """W3C headers for the upstream. `trace_id`: the operation's id."""
         out: dict[str, str] = {}
         if self._tracer is not None:
             propagate.inject(out)
@@ -90,7 +90,8 @@ class Tracing:
             if "tracestate" in headers:
                 out["tracestate"] = headers["tracestate"]
         else:
-            out["traceparent"] = f"00-{identifier.hex}-{identifier.hex[16:]}-00"
+            number = trace_id.replace("-", "")
+            out["traceparent"] = f"00-{number}-{number[16:]}-00"
         return out
 
     def close(self) -> None:

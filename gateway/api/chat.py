@@ -79,7 +79,8 @@ class ChatWriter:
 
 def without_account(reply: Frame) -> bytes:
     """A whole reply as it came, the engine's account taken out."""
-    if reply.plain:
+    if not reply.has_account:
         return reply.raw
     fields = fields_of(reply.raw)
-    return reply.raw if fields.pop("farthing", None) is None else msgspec.json.encode(fields)
+    del fields["farthing"]
+    return msgspec.json.encode(fields)

@@ -12,6 +12,8 @@ from gateway.errors import ApiError
 
 Fields = dict[str, msgspec.Raw]
 
+_CHOICES = ("n", "best_of", "n_cmpl")
+
 _FIELDS = msgspec.json.Decoder(Fields)
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]..")
 """At the very end of a body: msgspec calls a first half with fewer than 6 bytes after it truncated."""
@@ -99,7 +101,8 @@ def choices(fields: Mapping[str, msgspec.Raw], name: str = "n") -> int:
 
 def answers(fields: Mapping[str, msgspec.Raw]) -> int:
     """How many answers are written, and paid, for one prompt: by whatever name an upstream takes the number."""
-    return max(choices(fields, name) for name in ("n", "best_of", "n_cmpl"))
+    given = [choices(fields, name) for name in _CHOICES if name in fields]
+    return max(given) if given else 1
 
 
 def user_tags(user: str | None) -> dict[str, str]:

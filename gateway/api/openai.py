@@ -57,7 +57,7 @@ def stream_options(fields: Fields) -> StreamOptions:
 def max_output(fields: Fields) -> int | None:
     """The largest of the limits given, since upstreams differ in which one they obey; but one below 1, which some take
     for no limit, before all. Any integer is let through: the upstream judges it."""
-    found = (optional(fields, name, int, "an integer") for name in _LIMITS)
+    found = [optional(fields, name, int, "an integer") for name in _LIMITS if name in fields]
     given = [limit for limit in found if limit is not None]
     return max(given) if given and min(given) > 0 else min(given, default=None)
 

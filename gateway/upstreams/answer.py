@@ -27,7 +27,7 @@ class Answer:
         """Parameters that were left out of the upstream's request because the route allows it."""
         self.frame: Frame | None = None
         """A whole reply, once it was read."""
-        self._reader = EventReader()
+        self._reader: EventReader | None = None
         self._begun: Iterable[Frame] | None = None
 
     async def read(self) -> None:
@@ -81,5 +81,6 @@ class Answer:
         return first
 
     def _frames(self, chunk: bytes) -> Iterator[Frame]:
-        for name, data in self._reader.feed(chunk):
+        reader = self._reader = self._reader or EventReader()
+        for name, data in reader.feed(chunk):
             yield from self.decoder.event(name, data)

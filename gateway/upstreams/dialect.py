@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,7 +18,7 @@ _ASK_FOR_USAGE = msgspec.Raw(b'{"include_usage":true}')
 _ASK_ENGINE = msgspec.Raw(b'{"include_usage":true,"continuous_usage_stats":true}')
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, eq=False):
     """What is sent. `path` is under the upstream's base_url; `dropped` names parameters that were left out."""
 
     path: str
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     """Beside those that every request has."""
 
 
-class Limits(NamedTuple):
+class Limits(msgspec.Struct, frozen=True):
     """Tokens of output, for each choice, where they are known."""
 
     cap: int | None = None

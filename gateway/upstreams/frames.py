@@ -32,6 +32,8 @@ class Frame(msgspec.Struct, gc=False):
     usage: Usage | None = None
     account: Account | None = None
     """The engine's own, never shown to a caller."""
+    has_account: bool = False
+    """There is one in `raw`, whether or not it can be read."""
     error: str | None = None
     odd: str | None = None
     """What was odd in the counts that it reports."""
@@ -104,6 +106,7 @@ class ChatDecoder:
         if facts.usage:
             frame.usage, frame.odd = self._usage.normalise(bytes(facts.usage))
         if facts.farthing:
+            frame.has_account = True
             _take_account(frame, bytes(facts.farthing))
         frame.has_choices |= _is_filled(facts.data)
         frame.served_standard = bytes(facts.service_tier) == b'"default"'

@@ -42,7 +42,7 @@ async def test_who_does_not_wait_for_the_row_leaves_no_slot_behind(tmp_path: Pat
     for waits in (True, False):
         record = a_stream()
         slot = spool.begin(record)
-        appending = asyncio.create_task(spool.append(record, slot))
+        appending = spool.append(record, slot)
         await asyncio.sleep(0)
         if waits:
             await appending

@@ -87,7 +87,7 @@ async def test_segments_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.M
 
 async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    task = asyncio.create_task(spool.append(record := an_operation()))
+    task = spool.append(record := an_operation())
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -308,13 +308,30 @@ async def test_an_application_that_fails(caplog: pytest.LogCaptureFixture) -> No
             await answer(send, b"hello", (b"content-length", b"10"))
 
     async with serving(app) as port:
-        for path in (b"raises", b"silent", b"splits"):
+        for path in (b"raises", b"silent", b"splits", b"long", b"short"):
             found = await said(port, GET.replace(b"/ ", b"/%b " % path), closes=True)
             assert found.startswith(b"HTTP/1.1 500 ") and b"connection: close" in found, path
             assert b"secret" not in found and b"y: b" not in found
-        for path in (b"late", b"long", b"short"):
-            found = await said(port, GET.replace(b"/ ", b"/%b " % path), closes=True)
-            assert b"HTTP/1.1 500" not in found and not found.endswith((b"0\r\n\r\n", b"hello")), path
+        found = await said(port, GET.replace(b"/ ", b"/late "), closes=True)
+        assert found.startswith(b"HTTP/1.1 200 ") and b"part" in found and not found.endswith(b"0\r\n\r\n")
+
+
+@on_both_loops
+async def test_a_start_that_was_not_sent_yet_gives_way_to_another() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5"), (b"x", b"1")]})
+        if scope["path"] == "/late":
+            await send({"type": "http.response.body", "body": b"he", "more_body": True})
+        with contextlib.suppress(RuntimeError):
+            await answer(send, b"sorry", (b"content-length", b"5"), status=503)
+        if scope["path"] == "/late":
+            await send({"type": "http.response.body", "body": b"llo"})
+
+    async with serving(app) as port:
+        found = await said(port, GET, closes=False)
+        assert found.startswith(b"HTTP/1.1 503 ") and found.endswith(b"\r\n\r\nsorry") and b"x: 1" not in found
+        found = await said(port, GET.replace(b"/ ", b"/late "), closes=False)
+        assert found.startswith(b"HTTP/1.1 200 ") and found.endswith(b"\r\n\r\nhello")
 
 
 @on_both_loops
