@@ -1,4 +1,4 @@
-"""Single operations: the newest of them, and everything about one. Reads only."""
+"""Single operations: the newest of them, those before and after one, and everything about one. Reads only."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, case, func, select, true
+from sqlalchemy import ColumnElement, Row, Select, case, func, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.measures import changed_by
@@ -14,6 +14,8 @@ from billing.prices import Price, find_versions
 from billing.records import NO_COLUMNS, AttemptRecord, CachedAnswer, OperationRecord, TokenClasses
 from billing.reports import EVERYTHING, Within, read_tokens, token_sums
 from billing.tables import adjustment, api_key, app_user, attempt, operation, org, team
+
+_ORDER = (operation.c.started_at, operation.c.id)
 
 
 class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,14 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
     total_seconds: float
 
 
+class OperationPage(msgspec.Struct, frozen=True, kw_only=True):
+    rows: list[OperationSummary]
+    """Newest first."""
+    newer: bool
+    """Whether there are newer ones."""
+    older: bool
+
+
 class OperationDetail(msgspec.Struct, frozen=True, kw_only=True):
     record: OperationRecord
     recorded_at: datetime
@@ -57,8 +67,43 @@ async def latest_operations(
     connection: AsyncConnection, limit: int = 100, *, within: Within = EVERYTHING
 ) -> list[OperationSummary]:
     """The newest operations with the tokens of all their attempts and their adjustments, newest first."""
-    newest = within.of(select(operation), operation).order_by(operation.c.started_at.desc(), operation.c.id.desc())
-    latest = newest.limit(limit).subquery()
+    newest = within.of(select(operation), operation).order_by(*(each.desc() for each in _ORDER))
+    return await _summaries(connection, newest.limit(limit))
+
+
+async def operations_before(
+    connection: AsyncConnection, cursor: UUID, limit: int, *, within: Within = EVERYTHING
+) -> OperationPage | None:
+    """The newest ones of those that started before the operation `cursor`; None when that is none, or not `within`."""
+    bound = await _bound(connection, cursor, within)
+    if bound is None:
+        return None
+    earlier = within.of(select(operation), operation).where(operation.c.started_at <= bound[0], tuple_(*_ORDER) < bound)
+    found = await _summaries(connection, earlier.order_by(*(each.desc() for each in _ORDER)).limit(limit + 1))
+    return OperationPage(rows=found[:limit], newer=True, older=len(found) > limit)
+
+
+async def operations_after(
+    connection: AsyncConnection, cursor: UUID, limit: int, *, within: Within = EVERYTHING
+) -> OperationPage | None:
+    """The oldest ones of those that started after the operation `cursor`; None when that is none, or not `within`."""
+    bound = await _bound(connection, cursor, within)
+    if bound is None:
+        return None
+    later = within.of(select(operation), operation).where(operation.c.started_at >= bound[0], tuple_(*_ORDER) > bound)
+    found = await _summaries(connection, later.order_by(*_ORDER).limit(limit + 1))
+    return OperationPage(rows=found[-limit:], newer=len(found) > limit, older=True)
+
+
+async def _bound(connection: AsyncConnection, cursor: UUID, within: Within) -> tuple[datetime, UUID] | None:
+    query = within.of(select(operation.c.started_at).where(operation.c.id == cursor), operation)
+    started_at = (await connection.execute(query)).scalar_one_or_none()
+    return None if started_at is None else (started_at, cursor)
+
+
+async def _summaries(connection: AsyncConnection, which: Select[*tuple[Any, ...]]) -> list[OperationSummary]:
+    """Of the operations that `which` selects, newest first."""
+    latest = which.subquery()
     began = func.extract("epoch", attempt.c.started_at - latest.c.started_at)
     first = func.min(began + attempt.c.ttft_seconds).label("first_token")
     tokens = (

@@ -5,11 +5,18 @@ from uuid import UUID
 
 from litestar import Response, get
 from litestar.di import NamedDependency
-from litestar.exceptions import NotFoundException
+from litestar.exceptions import NotFoundException, ValidationException
 from litestar.params import FromPath, FromQuery
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import explanation
-from billing.operations import OperationDetail, latest_operations
+from billing.operations import (
+    OperationDetail,
+    OperationPage,
+    latest_operations,
+    operations_after,
+    operations_before,
+)
 from billing.prices import Price, effective
 from billing.reports import Within
 from billing.roles import Caller
@@ -60,11 +67,20 @@ async def usage(
 
 
 @get("/operations")
-async def operations(request: AnyRequest, site: NamedDependency[Site]) -> Response[str]:
-    """The newest operations."""
+async def operations(
+    request: AnyRequest,
+    site: NamedDependency[Site],
+    before: FromQuery[UUID | None] = None,
+    after: FromQuery[UUID | None] = None,
+) -> Response[str]:
+    """The newest operations, or those `before` or `after` one."""
+    if before is not None and after is not None:
+        raise ValidationException("The list goes on before one operation or after one, not both.")
     async with site.read() as connection:
-        latest = await latest_operations(connection, LATEST, within=_within(request))
-    return site.page("operations.html", caller=_caller(request), latest=latest, limit=LATEST, costs=_costs(request))
+        page = await _listed(connection, before, after, _within(request))
+    if page is None:
+        raise NotFoundException("The ledger does not have the operation that this list goes on from.")
+    return site.page("operations.html", caller=_caller(request), page=page, costs=_costs(request))
 
 
 @get("/operations/{operation_id:str}")
@@ -108,6 +124,21 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         class_names=CLASS_NAMES,
         costs=costs,
     )
+
+
+async def _listed(
+    connection: AsyncConnection, before: UUID | None, after: UUID | None, within: Within
+) -> OperationPage | None:
+    """A page of the list; None when the ledger does not have the operation it goes on from."""
+    if before is not None:
+        return await operations_before(connection, before, LATEST, within=within)
+    if after is not None:
+        page = await operations_after(connection, after, LATEST, within=within)
+        if page is None or page.newer:
+            return page
+    # All that is newer is on the first page, which is a whole one.
+    found = await latest_operations(connection, LATEST + 1, within=within)
+    return OperationPage(rows=found[:LATEST], newer=False, older=len(found) > LATEST)
 
 
 def _period(slug: str) -> Period:

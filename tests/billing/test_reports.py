@@ -247,6 +247,25 @@ async def test_the_latest_come_first_with_the_tokens_of_all_attempts(ledger: Led
     assert [each.id for each in await operations.latest_operations(ledger.connection, limit=1)] == [new]
 
 
+async def test_pages_of_operations_lose_none_that_started_together(ledger: Ledger) -> None:
+    for minutes in (1, 2, 2, 2, 3, 9):
+        await ledger.add(timedelta(minutes=minutes))
+    other = await ledger.add(timedelta(minutes=4), user_id=None)
+    every = [each.id for each in await operations.latest_operations(ledger.connection)]
+    for n, cursor in enumerate(every):
+        before = await operations.operations_before(ledger.connection, cursor, 2)
+        after = await operations.operations_after(ledger.connection, cursor, 2)
+        assert before is not None and after is not None
+        assert [each.id for each in before.rows] == every[n + 1 : n + 3]
+        assert (before.newer, before.older) == (True, n + 3 < len(every))
+        assert [each.id for each in after.rows] == every[max(n - 2, 0) : n]
+        assert (after.newer, after.older) == (n > 2, True)
+    within = reports.Within(user_id=ledger.ada)
+    first = await operations.operations_before(ledger.connection, every[0], 99, within=within)
+    assert first is not None and [each.id for each in first.rows] == [each for each in every[1:] if each != other]
+    assert await operations.operations_before(ledger.connection, other, 99, within=within) is None, "not theirs"
+
+
 async def test_one_operation_has_every_field_its_attempts_and_their_prices(ledger: Ledger) -> None:
     tokens = TokenClasses(input_fresh=10, output_text=2)
     found_id = await ledger.add(
