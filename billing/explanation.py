@@ -13,7 +13,7 @@ from billing.charge import EXACT, add_up, device_cost, total
 from billing.charged import CACHED_ANSWER, PARTS, Part
 from billing.operations import OperationDetail, find_operation
 from billing.prices import Price, effective
-from billing.records import AttemptRecord, CachedAnswer, OperationRecord
+from billing.records import TOKEN_CLASSES, AttemptRecord, CachedAnswer, OperationRecord
 from billing.reports import EVERYTHING, Within
 from billing.tables import adjustment
 
@@ -105,9 +105,9 @@ def _billed(attempt: AttemptRecord, versions: Mapping[UUID, Price]) -> Amount:
     if not attempt.billable:
         note = "the caller does not pay for it: another attempt answered, or nothing was reported"
     elif attempt.billed is None:
-        note = f"unknown: {attempt.model} had no price for what was used"
+        note = _without_price(attempt, price)
     elif add_up(part.amount for part in parts) != attempt.billed:
-        note = "its prices do not give this amount"
+        note = "it names no price" if price is None else "its prices do not give this amount"
     return Amount(
         amount=attempt.billed,
         price=price,
@@ -143,11 +143,23 @@ def _cost(attempt: AttemptRecord, versions: Mapping[UUID, Price]) -> Amount:
         parts = _device(attempt, price, price.device_hour)
     elif price is not None:
         parts = _parts(attempt, price)
-    if attempt.cost is None:
+    if attempt.cost is None and price is not None and price.device_hour is not None:
+        note = "unknown: no device time was reported"
+    elif attempt.cost is None and price is not None:
+        note = _without_price(attempt, price)
+    elif attempt.cost is None:
         note = f"unknown: nobody said what {attempt.model} costs on {attempt.upstream}"
     elif add_up(part.amount for part in parts) != attempt.cost:
         note = "nothing was computed" if attempt.cost == 0 else f"as {attempt.upstream} reported it"
     return Amount(amount=attempt.cost, price=price, list_price=None, parts=() if note else parts, note=note)
+
+
+def _without_price(attempt: AttemptRecord, price: Price | None) -> str:
+    """Why an amount is unknown."""
+    if price is None:
+        return f"unknown: {attempt.model} had no price"
+    used = [name for name in TOKEN_CLASSES if getattr(attempt.tokens, name) and getattr(price, name) is None]
+    return f"unknown: its price has none for {' and '.join(name.replace('_', ' ') for name in used) or 'what was used'}"
 
 
 def _version(versions: Mapping[UUID, Price], identifier: UUID | None) -> Price | None:

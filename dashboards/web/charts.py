@@ -14,7 +14,7 @@ import msgspec
 from billing.records import TOKEN_CLASSES, TokenClasses
 from billing.reports import Spending
 from billing.usage_rows import Step
-from dashboards.web.explain import CLASS_NAMES
+from dashboards.web.names import CLASS_NAMES
 from dashboards.web.numbers import aligned, count, percent, plain
 
 Json = dict[str, Any]

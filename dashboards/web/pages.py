@@ -1,5 +1,6 @@
 """The pages that show data. Each reads in one snapshot of the ledger and renders one template."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -9,18 +10,16 @@ from litestar.exceptions import NotFoundException, ValidationException
 from litestar.params import FromPath, FromQuery
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import explanation
+from billing.explanation import Amount, explain
 from billing.operations import (
-    OperationDetail,
     OperationPage,
     latest_operations,
     operations_after,
     operations_before,
 )
-from billing.prices import Price, effective
 from billing.reports import Within
 from billing.roles import Caller
-from dashboards.web.explain import CLASS_NAMES, explain, why_unknown
+from dashboards.web.names import CLASS_NAMES, PART_NAMES
 from dashboards.web.overview import PERIODS, Period, gather
 from dashboards.web.site import AnyRequest, Site
 from dashboards.web.timeline import first_token, timeline
@@ -91,26 +90,13 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
     except ValueError:
         raise NotFoundException("That is not an operation's id. Ids look like a UUID.") from None
     async with site.read() as connection:
-        explained = await explanation.explain(connection, wanted, within=_within(request))
+        explained = await explain(connection, wanted, within=_within(request))
     if explained is None:
         raise NotFoundException(
             "The ledger has no operation with this id. A new one appears within seconds of its last token."
         )
     found, costs = explained.operation, _costs(request)
-    computed = []
-    for attempt in found.record.attempts:
-        price = effective(_price(found, attempt.price_version_id), _price(found, attempt.price_override_id))
-        billed = explain(attempt, price, attempt.billed)
-        cost = explain(attempt, _price(found, attempt.cost_version_id), attempt.cost)
-        computed.append(
-            {
-                "attempt": attempt,
-                "billed": billed,
-                "cost": cost,
-                "billed_unknown": why_unknown(attempt.billed, billed),
-                "cost_unknown": why_unknown(attempt.cost, cost),
-            }
-        )
+    sides = {name: [getattr(each, name) for each in explained.attempts] for name in ("billed", "cost")}
     return site.page(
         "operation.html",
         caller=_caller(request),
@@ -118,12 +104,18 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
         adjustments=[each for each in explained.adjustments if costs or each.billed_delta is not None],
         found=found,
         operation=found.record,
-        computed=computed,
+        unknown={name: _why_unknown(amounts) for name, amounts in sides.items()},
         timeline=timeline(found.record),
         first_token=first_token(found.record),
         class_names=CLASS_NAMES,
+        part_names=PART_NAMES,
         costs=costs,
     )
+
+
+def _why_unknown(amounts: Iterable[Amount]) -> str | None:
+    """Of the first that is; None where all are known."""
+    return next((each.note for each in amounts if each.note is not None and each.note.startswith("unknown")), None)
 
 
 async def _listed(
@@ -163,7 +155,3 @@ def _within(request: AnyRequest) -> Within:
 def _costs(request: AnyRequest) -> bool:
     """Whether whoever asks may see what it cost the operator: a member is a customer."""
     return _caller(request).may("read")
-
-
-def _price(found: OperationDetail, version: UUID | None) -> Price | None:
-    return None if version is None else found.prices.get(version)

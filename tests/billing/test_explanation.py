@@ -8,10 +8,15 @@ from uuid import UUID
 from random_ledger import adjust, move_in, operations, store, sum_exactly
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing import prices
 from billing.charge import EXACT
 from billing.explanation import Amount, explain
+from billing.prices import PriceTerms
+from billing.records import TokenClasses
 from billing.reports import Within
 from gateway.explained import as_lines, as_object
+from tests.billing import stored
+from tests.billing.samples import an_attempt, an_operation
 
 START, END = datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 10, 1, tzinfo=UTC)
 
@@ -67,3 +72,17 @@ async def test_what_is_not_there_or_not_ones_own_is_none(conn: AsyncConnection) 
     assert await explain(conn, UUID(int=9)) is None
     assert await explain(conn, record.id, within=Within(org_id=UUID(int=9))) is None
     assert await explain(conn, record.id, within=Within(org_id=household.org_id)) is not None
+
+
+async def test_a_class_without_a_price_is_named(conn: AsyncConnection) -> None:
+    await prices.seed(conn, [PriceTerms(book="sale", model="m", currency="USD", input_fresh=Decimal(1))])
+    sale = (await prices.load(conn)).sale("m")
+    assert sale is not None
+    tokens = TokenClasses(input_fresh=1, output_text=2, output_reasoning=5)
+    attempt = an_attempt(model="m", price_version_id=sale.id, tokens=tokens, billed=None, cost=None)
+    record = an_operation(attempts=[attempt], billed=None, cost=None)
+    await stored.store(conn, record)
+    found = await explain(conn, record.id)
+    assert found is not None and found.billed is None
+    assert found.attempts[0].billed.note == "unknown: its price has none for output text and output reasoning"
+    assert found.attempts[0].cost.note == "unknown: nobody said what m costs on engine"
