@@ -33,7 +33,7 @@ async def start(sdk: AsyncOpenAI, lines: list[Any], endpoint: Any = CHAT, **opti
     return await sdk.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options)
 
 
-async def eventually(condition: Callable[[], Any], seconds: float = 20) -> None:
+async def eventually(condition: Callable[[], Any], seconds: float = 60) -> None:
     """Wait until `condition` holds; it may be a coroutine function."""
     async with asyncio.timeout(seconds):
         while True:
@@ -43,7 +43,7 @@ async def eventually(condition: Callable[[], Any], seconds: float = 20) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until(sdk: AsyncOpenAI, batch: Batch, *statuses: str, seconds: float = 60) -> Batch:
+async def until(sdk: AsyncOpenAI, batch: Batch, *statuses: str, seconds: float = 120) -> Batch:
     """The batch as soon as it has one of `statuses`; by default, as soon as it has ended."""
     async with asyncio.timeout(seconds):
         while True:

@@ -50,8 +50,8 @@ def answering(status: int, headers: str = "", times: int = 10**9) -> Script:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return once `condition()` is true; fail after a few seconds."""
-    for _ in range(500):
+    """Return once `condition()` is true; fail after half a minute or more."""
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.01)

@@ -25,7 +25,7 @@ from gateway.server import config
 from gateway.settings import Settings
 
 ADMIN_KEY_HASH = "00" * 32
-PATIENCE = 10.0
+PATIENCE = 60.0
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -193,7 +193,7 @@ async def running_gateway(settings: dict[str, Any], people_url: str | None = Non
 
 
 async def _wait_for_prices(http: httpx.AsyncClient) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if "price book" not in (await http.get("/health/ready")).text:
             return
         await asyncio.sleep(0.01)
