@@ -9,6 +9,7 @@ from openai import APIStatusError
 from sqlalchemy import text
 
 from billing.budgets import set_budget
+from tests.gateway.pooled import until
 from tests.gateway.running import CHAT, Gateway
 from tests.gateway.scripted import CONTEXT, Connection, Request, Scripted
 
@@ -163,7 +164,8 @@ async def test_a_caller_that_leaves_settles_what_it_was_sent(gateway: Gateway, u
     upstream.words, upstream.pause = ["a"] * 100, 0.05
     await limit(gateway, 10_000)
     async with gateway.raw_chat(stream=True, max_tokens=100):
-        await asyncio.sleep(0.4)
+        await until(lambda: upstream.chats)
+        await asyncio.sleep(0.2)
     row = await gateway.row()
     assert row["status"] == "client_closed"
     assert await settled(gateway, 1) == row["billed"] * 1_000_000

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.settings import Settings
+from tests.gateway.pooled import until
 from tests.gateway.running import CHAT, Gateway, make_people, running_gateway, serving
 from tests.gateway.scripted import Scripted
 from tests.gateway.wire import Wire
@@ -78,7 +79,7 @@ async def test_an_answer_on_its_way_is_finished_and_recorded_later(
     upstream.words, upstream.pause = ["a"] * 10, 0.05
     async with cuttable(settings, tmp_path) as (gateway, wire):
         asking = asyncio.create_task(gateway.chat(stream=True))
-        await asyncio.sleep(0.2)
+        await until(lambda: upstream.chats)
         await wire.cut()
         answer = await asking
         assert answer.text.endswith("data: [DONE]\n\n")

@@ -5,6 +5,8 @@ import json
 from decimal import Decimal
 from typing import Any
 
+from tests.gateway.batching import eventually
+from tests.gateway.pooled import until
 from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted, frame
 
@@ -20,8 +22,11 @@ async def read_frames(reader: asyncio.StreamReader, count: int) -> None:
 
 
 async def test_while_the_body_is_read(gateway: Gateway, upstream: Scripted) -> None:
+    async def in_flight() -> bool:
+        return "farthing_requests_in_flight 1.0" in (await gateway.http.get("/metrics")).text
+
     async with gateway.socket("POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 1000", b'{"model":'):
-        await asyncio.sleep(0.1)
+        await eventually(in_flight)
     row = await gateway.row()
     assert (row["status"], row["http_status"], row["attempts"]) == ("client_closed", 499, [])
     assert row["billed"] == 0
@@ -61,7 +66,8 @@ async def test_while_a_whole_answer_is_computed(gateway: Gateway, upstream: Scri
     upstream.words = ["a"] * 1000
     upstream.pause = 0.05
     async with gateway.raw_chat():
-        await asyncio.sleep(0.3)
+        await until(lambda: upstream.chats)
+        await asyncio.sleep(0.2)
     row = await gateway.row()
     (attempt,) = row["attempts"]
     assert (row["status"], attempt["output_text"], attempt["input_fresh"]) == ("client_closed", 0, 6)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests.gateway.pooled import until
 from tests.gateway.running import ADMIN_KEY_HASH, Gateway, make_people
 from tests.gateway.scripted import Scripted
 
@@ -128,15 +129,15 @@ async def test_sigterm_lets_streams_finish(launcher: Launcher, client: Gateway, 
     upstream.words, upstream.pause = ["a "] * 20, 0.05
     async with launcher.running(port) as process:
         asking = asyncio.create_task(client.chat(stream=True))
-        await asyncio.sleep(0.4)
+        await until(lambda: upstream.chats)
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
         with pytest.raises(httpx.ConnectError):
-            async with httpx.AsyncClient(trust_env=False) as http:
-                await http.get(f"{client.url}/health/live")
+            async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(10):
+                while True:
+                    await http.get(f"{client.url}/health/live", headers={"connection": "close"})
         answer = await asking
         assert answer.text.count('"a "') == 20 and answer.text.endswith("data: [DONE]\n\n")
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 30)
     (row,) = await client._rows()
     assert row["status"] == "ok", "its row was in the database before the process ended"
 
@@ -144,10 +145,7 @@ async def test_sigterm_lets_streams_finish(launcher: Launcher, client: Gateway, 
 async def test_a_signal_to_reload_does_not_end_a_gateway_that_starts(launcher: Launcher, port: int) -> None:
     process = await launcher.start(port)
     try:
-        for _ in range(20):
-            await asyncio.sleep(0.05)
-            if "0" * 15 + "1" in _blocked_signals(process.pid):
-                break
+        await until(lambda: "0" * 15 + "1" in _blocked_signals(process.pid))
         process.send_signal(signal.SIGHUP)
         await _until_it_listens(process, port)
     finally:
@@ -168,6 +166,7 @@ async def test_a_changed_configuration_is_taken_over_while_a_stream_goes_on(
     upstream.words, upstream.pause = ["a "] * 30, 0.05
     async with launcher.running(port) as process:
         asking = asyncio.create_task(client.chat(stream=True))
+        await until(lambda: upstream.chats)
         assert (await client.chat(model="other")).status_code == 404
         text = launcher.config.read_text(encoding="utf-8")
         launcher.config.write_text(text + '[models.other]\nupstreams = ["engine"', encoding="utf-8")
@@ -176,7 +175,7 @@ async def test_a_changed_configuration_is_taken_over_while_a_stream_goes_on(
         assert (await client.chat(model="other")).status_code == 404, "it is not right yet"
         upstream.words, upstream.pause = ["b"], 0.0
         launcher.config.write_text(text + '[models.other]\nupstreams = ["engine"]', encoding="utf-8")
-        for _ in range(100):
+        for _ in range(600):
             answer = await client.chat(model="other")
             if answer.status_code == 200:
                 break
@@ -205,8 +204,8 @@ async def test_sigterm_under_load(launcher: Launcher, client: Gateway, upstream:
         asking = [asyncio.create_task(ask(number % 2 == 0)) for number in range(16)]
         await asyncio.wait_for(under_load.wait(), 30)
         process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(asyncio.gather(*asking), 10)
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(asyncio.gather(*asking), 30)
+        await asyncio.wait_for(process.wait(), 30)
     rows = await client._rows()
     assert {str(row["id"]) for row in rows} == set(answered)
     assert {row["status"] for row in rows} == {"ok"}
@@ -218,9 +217,9 @@ async def test_streams_longer_than_the_grace_time_are_cut_and_recorded(
     upstream.words, upstream.pause = ["a "] * 10_000, 0.05
     async with launcher.running(port) as process:
         asking: asyncio.Task[Any] = asyncio.create_task(client.chat(stream=True))
-        await asyncio.sleep(0.4)
+        await until(lambda: upstream.chats)
         process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.wait(), 15)
+        await asyncio.wait_for(process.wait(), 30)
         answer = await asking
     assert "The gateway is stopping" in answer.text and answer.text.endswith("data: [DONE]\n\n")
     (row,) = await client._rows()

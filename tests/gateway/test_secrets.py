@@ -19,6 +19,7 @@ from billing.restrictions import Restrictions
 from gateway.pipeline import Pipeline
 from gateway.telemetry import configure_logs
 from tests.gateway.collector import collector
+from tests.gateway.pooled import until
 from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Connection, Request, Scripted
 from tests.gateway.wire import Wire
@@ -143,8 +144,9 @@ async def test_keys_prompts_and_answers_stay_on_the_way(
                 newer = await more_keys(gateway)
                 await live_through_everything(gateway, upstream, monkeypatch)
                 upstream.pause = 0.2
+                before = len(upstream.chats)
                 streaming = asyncio.create_task(gateway.chat(stream=True, messages=CONVERSATION))
-                await asyncio.sleep(0.1)
+                await until(lambda: len(upstream.chats) > before)
                 await wire.cut()
                 spooled = await streaming
                 assert spooled.text.endswith("data: [DONE]\n\n")
@@ -190,7 +192,7 @@ async def more_keys(gateway: Gateway) -> list[NewSecret]:
 async def settled(gateway: Gateway, last: str) -> list[dict[str, Any]]:
     """The ledger's rows, once the operation `last` is among them and no more come."""
     rows: list[dict[str, Any]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while last not in {str(row["id"]) for row in rows} or len(found := await gateway._rows()) > len(rows):
             await asyncio.sleep(1.0)
             rows = await gateway._rows()
