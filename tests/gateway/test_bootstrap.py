@@ -87,12 +87,14 @@ def builds(clone: Path) -> int:
 
 
 def test_first_call_installs_and_later_ones_only_run(clone: Path) -> None:
+    began = time.monotonic()
     first = call(clone, "up", "--port", "1 2")
+    installing = time.monotonic() - began
     assert (first.returncode, first.stdout) == (0, '["up", "--port", "1 2"]\n')
     assert "making .venv" in first.stderr and "installing" in first.stderr
     began = time.monotonic()
     second = call(clone, "fail")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < installing / 3
     assert (second.returncode, second.stdout, second.stderr) == (7, '["fail"]\n', "")
     assert builds(clone) == 1
     # A changed pyproject.toml may name other dependencies; `test` needs the dev extra, once.

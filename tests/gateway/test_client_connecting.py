@@ -40,7 +40,7 @@ async def test_no_connection_in_time() -> None:
             began = time.monotonic()
             with pytest.raises(UnreachableError, match="no connection within"):
                 await post(asking, f"http://127.0.0.1:{port}")
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10, "it is never made"
 
 
 @pytest.mark.parametrize("first", ["refuses", "hangs"])

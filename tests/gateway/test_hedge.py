@@ -25,7 +25,7 @@ async def test_the_second_answers_when_the_first_is_slow(settings: dict[str, Any
         a.script = hanging
         started = time.monotonic()
         answer = await gateway.chat(model="pair")
-        assert answer.status_code == 200 and time.monotonic() - started < 1.0
+        assert answer.status_code == 200 and time.monotonic() - started < 10, "the first would never have answered"
         row = await gateway.row()
         assert [(x["number"], x["upstream"], x["status"]) for x in row["attempts"]] == [
             (1, "a", "client_closed"),

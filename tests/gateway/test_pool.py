@@ -175,7 +175,7 @@ async def test_silence_is_not_repeated_elsewhere(settings: dict[str, Any]) -> No
         a.script = hanging
         started = time.monotonic()
         assert (await gateway.chat(model="pair")).status_code == 504
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 10, "it would never have answered"
         assert b.chats == [], "it may still be computed at a"
         assert await attempts(gateway) == [(1, "a", "upstream_error", None)]
 

@@ -119,7 +119,7 @@ async def test_an_answer_that_is_left_is_closed(transport: HttpClient) -> None:
         reply = await post(transport, url)
         assert await reply.chunk() == b"x"
         await reply.close()
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(closed.wait(), 10)
 
 
 async def test_silence_before_the_answer(transport: HttpClient) -> None:
@@ -130,7 +130,7 @@ async def test_silence_before_the_answer(transport: HttpClient) -> None:
         began = time.monotonic()
         with pytest.raises(SilentError, match="did not answer in time"):
             await post(transport, url)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10
 
 
 async def test_headers_may_take_longer_than_the_silence_within_a_body() -> None:
@@ -140,13 +140,13 @@ async def test_headers_may_take_longer_than_the_silence_within_a_body() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
         await reader.read()
 
-    transport = HttpClient(connect=1.0, first_byte=1.0, idle=0.2)
+    transport = HttpClient(connect=5.0, first_byte=10.0, idle=0.2)
     async with server(serve) as url:
         reply = await post(transport, url)
         began = time.monotonic()
         with pytest.raises(SilentError, match="said nothing for too long"):
             await reply.chunk()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5
         await reply.close()
     await transport.close()
 
@@ -206,13 +206,13 @@ async def test_the_whole_answer_has_its_time() -> None:
             writer.write(b"x")
             await asyncio.sleep(0.05)
 
-    transport = HttpClient(connect=1.0, first_byte=5.0, idle=5.0, total=0.4)
+    transport = HttpClient(connect=5.0, first_byte=10.0, idle=10.0, total=0.4)
     async with server(serve) as url:
         reply = await post(transport, url)
         began = time.monotonic()
         with pytest.raises(SilentError, match="too long to complete"):
             await reply.read()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 4, "all of it takes five seconds"
         await reply.close()
     await transport.close()
 
