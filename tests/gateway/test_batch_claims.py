@@ -104,10 +104,10 @@ async def test_lines_of_one_length_together_and_batches_in_turn(engine: AsyncEng
 
 async def test_a_dead_process_is_taken_over(engine: AsyncEngine, people: People) -> None:
     await make_batch(engine, people, 1)
-    dead, other = somebody(lasts=0.3), somebody()
+    dead, other = somebody(lasts=1.5), somebody()
     (line,) = await take(engine, dead)
     assert await take(engine, other) == []
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.6)
     assert await take(engine, replace(other, grace=timedelta(seconds=30))) == [], "it was cut off itself: it waits"
     (again,) = await take(engine, other)
     assert (again.number, line.tries, again.tries) == (line.number, 1, 2)
@@ -118,10 +118,10 @@ async def test_a_dead_process_is_taken_over(engine: AsyncEngine, people: People)
 
 async def test_a_claim_that_is_renewed_lasts(engine: AsyncEngine, people: People) -> None:
     await make_batch(engine, people, 1)
-    me, other = somebody(lasts=0.4), somebody()
+    me, other = somebody(lasts=1.5), somebody()
     lines = await take(engine, me)
     for _ in range(4):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         async with engine.begin() as conn:
             await claims.renew(conn, me, lines, None)
         assert await take(engine, other) == []

@@ -15,6 +15,7 @@ from gateway.caller_connection import CallerConnection
 from gateway.caller_request import CallerRequest
 from gateway.server import connections
 from tests.gateway.loops import on_both_loops
+from tests.gateway.pooled import until
 from tests.gateway.running import Server
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -371,8 +372,6 @@ async def test_a_closed_connection_leaves_nothing_behind() -> None:
         async with serving(echo) as port:
             for _ in range(3):
                 await said(port, GET, GET)
-            async with asyncio.timeout(10):
-                while [one for one in gc.get_objects() if isinstance(one, CallerConnection | CallerRequest)]:
-                    await asyncio.sleep(0.05)
+            await until(lambda: not any(isinstance(one, CallerConnection | CallerRequest) for one in gc.get_objects()))
     finally:
         gc.enable()

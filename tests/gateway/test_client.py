@@ -11,6 +11,7 @@ from gateway.upstreams import connection
 from gateway.upstreams.connection import Connection, HttpReply
 from gateway.upstreams.transport import BrokenError
 from tests.gateway.loops import on_both_loops
+from tests.gateway.pooled import until
 from tests.gateway.speaking import BODIES, HEAD, OK, Saying, http, post, request, server, whole
 
 
@@ -93,7 +94,7 @@ async def test_a_free_connection_that_speaks_is_closed() -> None:
     saying = Saying(OK, b"", b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
     async with server(saying) as url, http() as asking:
         assert await whole(asking, url) == b"hi"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         assert await whole(asking, url) == b"hi"
         assert saying.connections == 2
 
@@ -209,8 +210,7 @@ async def test_an_answer_that_was_not_read_leaves_its_connection_usable() -> Non
     async with server(saying) as url, http() as asking:
         for _ in range(2):
             reply = await post(asking, url)
-            await asyncio.sleep(0.1)
-            assert reply.complete
+            await until(lambda: reply.complete)  # noqa: B023 - awaited here
             await reply.close()
         assert saying.connections == 1
 
@@ -281,7 +281,7 @@ async def test_a_connection_that_nobody_needs_is_closed(monkeypatch: pytest.Monk
 
     async with server(handle) as url, http(idle=0.4) as asking:
         assert await whole(asking, url) == b"hi"
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(closed.wait(), 10)
 
 
 @on_both_loops
@@ -294,7 +294,6 @@ async def test_a_closed_connection_leaves_nothing_behind() -> None:
         async with server(saying) as url, http() as asking:
             for _ in range(5):
                 assert await whole(asking, url) == b"hi"
-            await asyncio.sleep(0.05)
-            assert not [one for one in gc.get_objects() if isinstance(one, Connection | HttpReply)]
+            await until(lambda: not any(isinstance(one, Connection | HttpReply) for one in gc.get_objects()))
     finally:
         gc.enable()

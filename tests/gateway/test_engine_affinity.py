@@ -1,6 +1,5 @@
 """Two engines of one model: a prompt goes where its blocks are, as the engines themselves say."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.upstreams import upstream
+from gateway.upstreams.affinity import BlockFollower
 from tests.engine.fake_model import fake_model
 from tests.engine.serving import serving
 from tests.gateway.pooled import PRICE, until
@@ -52,12 +52,15 @@ async def test_a_conversation_follows_its_blocks(
     engines: Engines, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream, "HASHES_SECONDS", 10.0)  # a busy machine may not tell within the product's patience
+    followers: set[BlockFollower] = set()
+    apply = BlockFollower.apply
+    monkeypatch.setattr(BlockFollower, "apply", lambda self, changes: (followers.add(self), apply(self, changes)))
     messages = [{"role": "user", "content": LONG}]
     await _ask(gateway, messages)
     (home,) = {row["attempts"][0]["upstream"] for row in await gateway.rows(1)}
     index = "ab".index(home)
     await until(lambda: engines.cached(index) > 5)
-    await asyncio.sleep(1.5)  # the gateway hears of it at once, or a little later on a busy machine
+    await until(lambda: any(len(follower.held) > 5 for follower in followers))
     for turn in range(5):
         messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"and {turn}"}]
         await _ask(gateway, messages)

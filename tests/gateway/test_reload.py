@@ -143,7 +143,7 @@ async def test_an_upstream_that_goes_is_closed_when_its_last_request_ends(runnin
     await asyncio.sleep(0.05)
     assert not closed.is_set()
     target.leave()
-    await asyncio.wait_for(closed.wait(), 1)
+    await asyncio.wait_for(closed.wait(), 10)
 
 
 async def test_a_changed_file_and_a_signal_are_noticed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

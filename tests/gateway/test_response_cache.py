@@ -146,10 +146,10 @@ async def test_what_is_asked_anew_takes_the_place_of_what_was_kept(gateway: Gate
 
 
 async def test_an_answer_is_given_again_only_for_so_long(settings: dict[str, Any]) -> None:
-    settings["models"]["tiny"]["response_cache"] = {"seconds": 0.4}
+    settings["models"]["tiny"]["response_cache"] = {"seconds": 1.5}
     async with running_gateway(settings) as gateway:
         assert await outcomes(gateway, {}, {}) == ["miss", "hit"]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.6)
         assert await outcomes(gateway, {}) == ["miss"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway.rounds import Rounds
 from tests.gateway.loops import on_both_loops
+from tests.gateway.pooled import until
 
 
 @on_both_loops
@@ -29,5 +30,4 @@ async def test_a_watched_thing_that_fails_leaves_the_others_watched() -> None:
     for one in failing:
         rounds.discard(one)
     looks = 0
-    await asyncio.sleep(0.1)
-    assert looks > 1
+    await until(lambda: looks > 1)

@@ -51,7 +51,7 @@ async def test_a_price_that_rises_meanwhile_is_for_the_next_call(
 async def test_a_row_that_cannot_be_written_holds_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway.engine.begin() as connection:
         await set_limit(connection, "key", gateway.people.key, "concurrent", 1)
-    await asyncio.sleep(0.3)
+    await gateway.heard()
 
     def broken(_: object) -> bytes:
         raise RuntimeError("whatever it is")

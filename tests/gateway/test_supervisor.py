@@ -81,7 +81,7 @@ def test_one_that_dies_while_starting_is_shown_with_its_log(child: Callable[...,
 def test_what_dies_is_restarted_and_a_signal_stops_all_in_reverse_order(
     child: Callable[..., PythonChild], tmp_path: Path
 ) -> None:
-    order = tmp_path / "order"
+    order, watched = tmp_path / "order", tmp_path / "watched"
     source = (
         "import os, signal, sys, time\n"
         f"def stop(*_):\n    open({str(order)!r}, 'a').write(os.environ['FROM_TEST'])\n    sys.exit()\n"
@@ -99,21 +99,22 @@ def test_what_dies_is_restarted_and_a_signal_stops_all_in_reverse_order(
             sys.executable,
             "-c",
             "import os, sys, time, pathlib\n"
-            "log, other, parent = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])\n"
+            "log, watched, parent = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])\n"
             "count = lambda path: len(path.read_text().split()) if path.exists() else 0\n"
             "wait = lambda path, n: [time.sleep(.02) for _ in iter(lambda: count(path) < n, False)]\n"
-            "wait(other, 1); time.sleep(.5)\n"  # wait_until has seen it too: before that a death ends the start
+            "wait(watched, 1)\n"  # before that a death ends the start
             "os.kill(int(log.read_text().split()[0]), 9)\n"
             "wait(log, 2); time.sleep(.3); os.kill(parent, 15)\n",
             str(first.log),
-            str(second.log),
+            str(watched),
             str(os.getpid()),
         ]
     )
     with pytest.raises(StopRequested), supervisor.running():
         supervisor.start(first)
         supervisor.start(second)
-        supervisor.wait_until(lambda: bool(pids(second)))
+        supervisor.wait_until(lambda: bool(pids(first) and pids(second)))
+        watched.write_text("yes")
         supervisor.watch()
     assert killer.wait(10) == 0
     assert len(pids(first)) == 2 and len(pids(second)) == 1

@@ -90,14 +90,16 @@ async def test_a_hang_ends_with_the_read_timeout(settings: dict[str, Any], upstr
         assert "farthing_requests_in_flight 0.0" in (await gateway.http.get("/metrics")).text
 
 
-async def test_a_restart_is_waited_for(gateway: Gateway, upstream: Scripted) -> None:
-    await upstream.stop()
-    asking = asyncio.create_task(gateway.chat())
-    await asyncio.sleep(0.4)
-    await upstream.start()
-    assert (await asking).status_code == 200
-    (attempt,) = (await gateway.row())["attempts"]
-    assert attempt["number"] == 1
+async def test_a_restart_is_waited_for(settings: dict[str, Any], upstream: Scripted) -> None:
+    settings["upstreams"]["engine"]["connect_window_seconds"] = 10.0
+    async with running_gateway(settings) as gateway:
+        await upstream.stop()
+        asking = asyncio.create_task(gateway.chat())
+        await asyncio.sleep(0.4)
+        await upstream.start()
+        assert (await asking).status_code == 200
+        (attempt,) = (await gateway.row())["attempts"]
+        assert attempt["number"] == 1
 
 
 async def test_an_upstream_that_stays_away(gateway: Gateway, upstream: Scripted) -> None:
@@ -173,6 +175,8 @@ async def test_a_connection_cut_without_an_answer_is_tried_once_more(gateway: Ga
 async def test_a_request_that_waited_long_in_a_killed_engine_is_tried_again(
     gateway: Gateway, upstream: Scripted
 ) -> None:
+    stopped = asyncio.Event()
+
     async def script(request: Request, connection: Connection) -> None:
         if len(upstream.chats) > 1:
             await upstream.chat(request, connection)
@@ -180,10 +184,12 @@ async def test_a_request_that_waited_long_in_a_killed_engine_is_tried_again(
             await asyncio.sleep(1.2)  # longer than the window in which a restart is waited for
             await upstream.stop()
             connection.die()
+            stopped.set()
 
     upstream.script = script
     asking = asyncio.create_task(gateway.chat())
-    await asyncio.sleep(1.6)
+    await stopped.wait()
+    await asyncio.sleep(0.3)
     await upstream.start()
     assert (await asking).status_code == 200
     assert [a["status"] for a in (await gateway.row())["attempts"]] == ["upstream_error", "ok"]
