@@ -189,7 +189,7 @@ def test_a_client_that_leaves_frees_its_blocks(url: str, model, monkeypatch, str
     body = json.dumps({**GREEDY, "prompt": "leaving soon", "max_tokens": 380, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not model.blocks.held and time.monotonic() < deadline:
             time.sleep(0.005)
         assert model.blocks.held
@@ -198,8 +198,9 @@ def test_a_client_that_leaves_frees_its_blocks(url: str, model, monkeypatch, str
     assert model.finished["abort"] == before + 1 and model.blocks.held == 0
 
 
-def test_hundreds_of_clients_that_vanish_leave_nothing_behind() -> None:
+def test_hundreds_of_clients_that_vanish_leave_nothing_behind(monkeypatch) -> None:
     model = fake_model(num_blocks=200, max_context=400)
+    Slow(model, monkeypatch)  # so that none ends before its client vanishes
 
     async def vanish(port: int, i: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -214,7 +215,7 @@ def test_hundreds_of_clients_that_vanish_leave_nothing_behind() -> None:
 
     with serving(model) as url:
         asyncio.run(vanish_all(int(url.rsplit(":", 1)[1])))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while model.finished.total() < 300 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert model.finished["abort"] == 300 and model.blocks.held == 0

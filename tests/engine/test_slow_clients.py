@@ -21,8 +21,8 @@ def test_half_a_request_blocks_nobody_and_starts_nothing(sent: bytes) -> None:
             client.sendall(sent)
         body = {"model": "fake", "prompt": "x", "max_tokens": 4}
         for _ in range(3):
-            assert httpx.post(f"{url}/v1/completions", json=body, timeout=5).status_code == 200
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
         for client in slow:
             client.close()
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=5).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
         assert model.finished.total() == 4 and model.blocks.held == 0

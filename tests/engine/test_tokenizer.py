@@ -316,9 +316,9 @@ def test_one_of_finds_the_longest_name_at_each_place(names: list[str], text: str
 
 def test_finding_control_tokens_takes_time_in_proportion_to_the_text(pair: Pair) -> None:
     text = "<|im_start" * 100_000
-    begun = time.perf_counter()
+    begun = time.thread_time()
     assert not list(pair[0].control_spans(text))
-    assert time.perf_counter() - begun < 1  # name by name and place by place: many seconds
+    assert time.thread_time() - begun < 1  # name by name and place by place: many seconds
 
 
 def test_threads_that_want_control_tokens_do_not_disturb_those_that_do_not(pair: Pair) -> None:
