@@ -212,8 +212,7 @@ class CallerRequest:
 
     def _send(self, body: bytes, last: bool) -> None:
         if self._framing == "chunks":
-            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            data = data + b"0\r\n\r\n" if last else data
+            data = self._chunk(body) + b"0\r\n\r\n" if last else self._chunk(body)
         elif self._framing == "none":
             data = b""
         else:
@@ -226,6 +225,14 @@ class CallerRequest:
             self.complete = True
             self._wake()
             self._line.answered(self)
+
+    def _chunk(self, body: bytes) -> bytes:
+        """What is still to be written of the chunk: a large body is not copied, as many may be sent the same one."""
+        if len(body) <= JOINED_BYTES:
+            return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        self._line.write(b"%x\r\n" % len(body))
+        self._line.write(body)
+        return b"\r\n"
 
     def _counted(self, body: bytes, last: bool) -> bytes:
         self._left -= len(body)
