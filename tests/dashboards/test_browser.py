@@ -53,7 +53,8 @@ async def browser() -> AsyncIterator[Browser]:
 async def opened(browser: Browser, address: str, **options: Any) -> AsyncIterator[Page]:
     """A page of a fresh browser profile. Fails when it logs an error, breaks the content policy or goes elsewhere."""
     context = await browser.new_context(**options)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)  # its own five seconds are few for a chart on a busy machine
     page = await context.new_page()
     wrong: list[str] = []
 

@@ -22,7 +22,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -105,7 +105,7 @@ class Stack:
         try:
             code = self.process.wait(90)
         finally:
-            deadline = time.monotonic() + 5  # a worker of a PostgreSQL that has ended is a moment behind it
+            deadline = time.monotonic() + 30  # a worker of a PostgreSQL that has ended is a moment behind it
             while (left := {pid: line for pid, line in below.items() if alive(pid)}) and time.monotonic() < deadline:
                 time.sleep(0.05)
             for pid in left:
