@@ -39,7 +39,9 @@ def test_an_example_works(
     (tmp_path / "node_modules").symlink_to(node_modules)
     (tmp_path / "example.mjs").write_text(text)
     commands = {"python": [client_python, "-c", text], "sh": ["bash", "-euc", text], "js": ["node", "example.mjs"]}
-    assert run(commands[language], tmp_path, farthing, client_python.parent)
+    command = commands[language]
+    tries = range(3)  # what the models say is sampled: it may be nothing, but not each time
+    assert any(run(command, tmp_path, farthing, client_python.parent) for _ in tries), "it prints nothing"
 
 
 def test_every_client_has_one() -> None:
