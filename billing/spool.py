@@ -64,6 +64,9 @@ class SpoolFullError(SpoolError):
     """The disk (or quota) under the spool is full. Nothing that was acknowledged is lost."""
 
 
+Done = Callable[[Exception | None], None]
+
+
 class _Waiting(NamedTuple):
     """A record that is not yet on disk."""
 
@@ -71,7 +74,7 @@ class _Waiting(NamedTuple):
     record: OperationRecord
     """As it will be read from the line."""
     slot: Slot | None
-    written: asyncio.Future[None]
+    done: Done
 
 
 class Spool:
@@ -133,21 +136,22 @@ class Spool:
         except OSError as error:
             _raise(error, self.folder)
 
-    def append(self, record: OperationRecord, slot: Slot | None = None) -> asyncio.Future[None]:
-        """Write `record`; what this returns is done once it is on disk. Who is cancelled while it waits for that leaves
-        the record to be written.
+    def write(self, record: OperationRecord, done: Done, slot: Slot | None = None) -> None:
+        """Write `record`. `done` is called in the event loop, whoever waits for it: with None once it is on disk, with
+        SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then lost.
 
         `slot`: of the stream whose row it is; it ends then.
-
-        The future raises SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is
-        then lost.
         """
-        waiting = _Waiting(*written(record), slot, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        self._waiting.append(_Waiting(*written(record), slot, done))
         if not self._is_writing:
             self._is_writing = True
             self._write_soon()
-        return waiting.written
+
+    def append(self, record: OperationRecord, slot: Slot | None = None) -> asyncio.Future[None]:
+        """`write` as something to wait for. Who is cancelled while it waits leaves the record to be written."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.write(record, partial(_settle, future), slot)
+        return future
 
     async def oldest(self) -> Path | None:
         """The segment to copy next, sealed: nothing is appended to it any more. None when all is copied."""
@@ -197,15 +201,10 @@ class Spool:
     def _wrote(self, batch: list[_Waiting], failure: Exception | None) -> None:
         if isinstance(failure, OSError):
             failure = _named(failure, self.folder)
-        for _, _, slot, waiter in batch:
-            if failure is None and slot is not None:
-                slot.end()
-            if waiter.done():  # who waited has gone
-                continue
-            if failure is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(failure)
+        for waiting in batch:
+            if failure is None and waiting.slot is not None:
+                waiting.slot.end()
+            waiting.done(failure)
         if self._waiting:
             self._write_soon()
             return
@@ -299,6 +298,15 @@ class Spool:
             _sync_folder(self.folder)
         self._sealed.remove(segment)
         self.depth -= contents.lines
+
+
+def _settle(future: asyncio.Future[None], failure: Exception | None) -> None:
+    if future.done():  # who waited has gone
+        return
+    if failure is None:
+        future.set_result(None)
+    else:
+        future.set_exception(failure)
 
 
 def _place(folder: Path) -> str:

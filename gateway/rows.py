@@ -73,29 +73,37 @@ class Rows:
                 log.exception("settling failed", operation=str(operation.id))
                 operation.priced = [Priced.unknown() for _ in operation.attempts]
                 record = operation.record(operation.priced, currency)
+        waiter: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         try:
-            writing = self._spool.append(record, operation.slot)
+            self._spool.write(record, partial(self._written, operation, record, waiter), operation.slot)
         except Exception as error:
             self._lost(operation, error)
             raise _unrecorded() from error
-        writing.add_done_callback(partial(self._written, operation, record))
-        return Row(operation.priced, partial(self._until, writing))
+        return Row(operation.priced, partial(self._until, waiter))
 
-    async def _until(self, writing: asyncio.Future[None]) -> None:
+    async def _until(self, waiter: asyncio.Future[Exception | None]) -> None:
         with self._tracing.span("record"):
-            try:
-                await writing
-            except Exception as error:
-                raise _unrecorded() from error
+            failure = await waiter
+        if failure is not None:
+            raise _unrecorded() from failure
 
-    def _written(self, operation: Operation, record: OperationRecord, writing: asyncio.Future[None]) -> None:
-        """Whoever waits for the row, and also where nobody does any more: nothing may stay held."""
-        if writing.cancelled() or (error := writing.exception()) is None:  # cancelled: it is written all the same
-            asyncio.get_running_loop().call_soon(self._recorded, operation, record)  # once the answer is on its way
+    def _written(
+        self,
+        operation: Operation,
+        record: OperationRecord,
+        waiter: asyncio.Future[Exception | None],
+        failure: Exception | None,
+    ) -> None:
+        """Also where nobody waits any more: nothing may stay held."""
+        if not waiter.done():
+            waiter.set_result(failure)
+        loop = asyncio.get_running_loop()
+        if failure is None:
+            loop.call_soon(self._recorded, operation, record)  # once the answer is on its way
         else:
-            self._lost(operation, error)
+            loop.call_soon(self._lost, operation, failure)
 
-    def _lost(self, operation: Operation, error: BaseException) -> None:
+    def _lost(self, operation: Operation, error: Exception) -> None:
         known = isinstance(error, SpoolError)
         log.critical(
             "operation not recorded",
