@@ -134,7 +134,7 @@ async def test_sigterm_lets_streams_finish(launcher: Launcher, client: Gateway, 
         with pytest.raises(httpx.ConnectError):
             async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(10):
                 while True:
-                    with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):  # accepted just before
+                    with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
                         await http.get(f"{client.url}/health/live", headers={"connection": "close"})
         answer = await asking
         assert answer.text.count('"a "') == 20 and answer.text.endswith("data: [DONE]\n\n")
