@@ -8,6 +8,7 @@ its id tells a repetition.
 import asyncio
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import cache
 from random import uniform
 from typing import Any, Literal
 from uuid import UUID
@@ -135,6 +136,7 @@ def _read(message: Any) -> Message:
         raise SendError("it cannot be sent: this release does not understand the message") from None
 
 
+@cache
 def _due() -> Any:
     """The one to send next, locked. Of one alert and channel the earlier goes first: no end before its beginning."""
     mine, earlier = alert_delivery.c, alert_delivery.alias("earlier")

@@ -131,11 +131,11 @@ class LeaseMachine(RuleBasedStateMachine):
                 return
             self.find_out(number)
             pool.forget_demands()
-            pool.demand({account: needed for account, _, needed in short})
+            pool.demand({part.account: part.amount for part in short})
             if lost != "b":  # before: nothing was done
                 answers = self.database.take(replica.name, pool, self.clock)
             if lost != " ":
-                pool.doubt(account for account, _, _ in short)
+                pool.doubt(part.account for part in short)
                 return
             pool.set_clock(self.database.now, self.clock)
             pool.take(answers, self.clock)
@@ -212,8 +212,8 @@ class LeaseMachine(RuleBasedStateMachine):
         held: dict[Key, Decimal] = defaultdict(Decimal)
         for replica in self.replicas:
             for hold in replica.open:
-                for _, pot, amount in hold.parts:
-                    held[pot.key] += amount
+                for part in hold.parts:
+                    held[part.pot.key] += part.amount
             for hold, billed in replica.spool:
                 for charge in hold.charges:
                     held[charge.budget_id, charge.starts_at] += billed
