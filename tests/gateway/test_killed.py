@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.postgres import EmbeddedPostgres
@@ -53,6 +54,28 @@ async def test_a_stream_of_a_killed_gateway_has_its_row(
     (one,) = row["attempts"]
     assert one["usage_source"] == "estimated" and not one["billable"]
     assert (one["input_fresh"], one["output_text"]) == (len("hi " * 50) // 4, -(-len("Hello world, how are you?") // 4))
+
+
+async def test_a_batch_that_was_half_copied_is_copied_once(launcher: Launcher, client: Gateway, port: int) -> None:
+    """The gateway is killed in its transaction, between the operations' COPY and that of their attempts."""
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'attempt'::regclass")
+    async with launcher.running(port) as process:
+        answered = {(await client.chat()).headers["x-farthing-trace-id"]}
+        await client.rows(1)
+        async with client.engine.connect() as blocking, client.engine.connect() as looking:
+            await blocking.execute(text("LOCK TABLE attempt IN ACCESS EXCLUSIVE MODE"))
+            answered |= {(await client.chat()).headers["x-farthing-trace-id"] for _ in range(3)}
+            async with asyncio.timeout(30):
+                while not (await looking.execute(waiting)).scalar_one():  # noqa: ASYNC110 - it happens in the database
+                    await asyncio.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            assert (await looking.execute(text("SELECT count(*) FROM operation"))).scalar_one() == 1, "not committed"
+            await blocking.rollback()
+    async with launcher.running(port):
+        rows = await client.rows(4)
+    assert {str(row["id"]) for row in rows} == answered
+    assert [len(row["attempts"]) for row in rows] == [1] * 4
 
 
 async def test_every_answer_has_one_row_whoever_is_killed(
@@ -120,5 +143,6 @@ async def test_every_answer_has_one_row_whoever_is_killed(
             rows = await found._rows()
     assert answered <= {str(row["id"]) for row in rows}
     assert len({row["id"] for row in rows}) == len(rows)
+    assert all(row["attempts"] for row in rows if str(row["id"]) in answered)
     await engine.dispose()
     await asyncio.to_thread(server.stop)
