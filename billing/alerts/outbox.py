@@ -136,7 +136,7 @@ def _read(message: Any) -> Message:
         raise SendError("it cannot be sent: this release does not understand the message") from None
 
 
-@cache
+@cache  # it is asked every second
 def _due() -> Any:
     """The one to send next, locked. Of one alert and channel the earlier goes first: no end before its beginning."""
     mine, earlier = alert_delivery.c, alert_delivery.alias("earlier")

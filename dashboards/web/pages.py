@@ -115,7 +115,7 @@ async def operation(request: AnyRequest, site: NamedDependency[Site], operation_
 
 def _why_unknown(amounts: Iterable[Amount]) -> str | None:
     """Of the first that is; None where all are known."""
-    return next((each.note for each in amounts if each.note is not None and each.note.startswith("unknown")), None)
+    return next((each.note for each in amounts if each.amount is None), None)
 
 
 async def _listed(
