@@ -16,17 +16,19 @@ from uvicorn.server import ServerState
 
 from gateway.caller_request import CallerRequest
 from gateway.exchange import PEER, Peer
+from gateway.refusals import BAD, LARGE, LATE, MAX_HEADER_BYTES, SLOW
 from gateway.rounds import Rounds
 
-MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_SECONDS = 75.0
 """How long a connection without a request stays open: longer than proxies commonly keep theirs (60 seconds), which
 would send a request into one that we are closing."""
 LINGER_SECONDS = 5.0
-"""How long the rest of a body is read and dropped after an answer that is the last: to close with bytes unread resets
-the connection, and who is still sending may lose the answer."""
+"""How long what still comes is read and dropped after an answer that is the last: to close with bytes unread resets the
+connection, and who is still sending may lose the answer."""
 LINGER_BYTES = 32 * 1024 * 1024
 """How much of it at most, as large as bodies usually may be: one without end is cut."""
+LINGER_REFUSED_BYTES = 1024 * 1024
+"""The same after what was no request."""
 LEAST_BODY_BYTES = 1024 * 1024
 """What must come of a body within its time, unless it ends before."""
 BODY_FACTOR = 2
@@ -37,13 +39,6 @@ STALLED_SECONDS = 60.0
 """A caller that takes nothing of its answer for so long is gone: it would hold its place, here and upstream, for ever.
 """
 _BETWEEN = len(b": \r\n")
-_BAD = (b"400 Bad Request", b"What came cannot be read as a request.")
-_LATE = (b"408 Request Timeout", b"The request's headers did not come in time.")
-_SLOW = (b"408 Request Timeout", b"The request's body did not come in time.")
-_LARGE = (
-    b"431 Request Header Fields Too Large",
-    b"Send fewer or shorter headers: %d bytes at most." % MAX_HEADER_BYTES,
-)
 
 
 class CallerConnection(asyncio.Protocol):
@@ -71,6 +66,7 @@ class CallerConnection(asyncio.Protocol):
         "_parser",
         "_peer",
         "_queue",
+        "_refused",
         "_request",
         "_rounds",
         "_running",
@@ -110,6 +106,8 @@ class CallerConnection(asyncio.Protocol):
         self._request: CallerRequest | None = None
         """The latest."""
         self._takes_more = True
+        self._refused = False
+        """What comes is for nobody: the last answer is sent."""
         self._is_paused = False
         self._in_headers = True
         self._header_bytes = 0
@@ -170,8 +168,11 @@ class CallerConnection(asyncio.Protocol):
         if request.has_come and self._takes_more:
             self._transport.close()
         else:
-            self._transport.write_eof()
-            self._lingers_since = time.monotonic()
+            self._linger()
+
+    def _linger(self) -> None:
+        self._transport.write_eof()
+        self._lingers_since = time.monotonic()
 
     def close(self) -> None:
         self._transport.close()
@@ -193,11 +194,11 @@ class CallerConnection(asyncio.Protocol):
             self._transport.abort()
         late = self._waits_since is not None and now - self._waits_since >= self._header_seconds
         if late and self._running is None:
-            self._refuse(_LATE)
+            self._refuse(LATE)
         elif self._is_over(now):
             self._transport.close()
         elif self._is_slow(now):
-            self._refuse(_SLOW)
+            self._refuse(SLOW)
 
     def _is_over(self, now: float) -> bool:
         """Whether nothing has to come any more."""
@@ -216,12 +217,17 @@ class CallerConnection(asyncio.Protocol):
             return now - self._body_since >= self._body_seconds
         return False
 
-    def _refuse(self, answer: tuple[bytes, bytes]) -> None:
-        """Close the connection, with an answer unless another has begun."""
+    def _refuse(self, answer: bytes) -> None:
+        """End the connection, with an answer unless another has begun."""
+        if self._refused or self._transport.is_closing():
+            return
         if self._lingers_since is None and (self._running is None or not self._running.started):
-            status, text = answer
-            head = b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.write(head % (status, len(text)) + text)
+            self.write(answer)
+            if self._running is None:
+                self._refused = True
+                self._waits_since = self._idle_since = None
+                self._linger()
+                return
         self._transport.close()
 
     def _run(self, request: CallerRequest) -> None:
@@ -270,13 +276,13 @@ class CallerConnection(asyncio.Protocol):
         self._unread += len(data)
         if self._lingers_since is not None:
             self._lingered += len(data)
-            if self._lingered > LINGER_BYTES:
+            if self._lingered > (LINGER_REFUSED_BYTES if self._refused else LINGER_BYTES):
                 self._transport.close()
                 return
-        while data:
+        while data and not self._refused:
             data = self._parse(data)
         if self._unread > MAX_HEADER_BYTES:
-            self._refuse(_LARGE)
+            self._refuse(LARGE)
 
     def _parse(self, data: bytes) -> bytes:
         """What has to be parsed anew."""
@@ -285,7 +291,7 @@ class CallerConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as stopped:
             return self._without_upgrade(data[stopped.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(_BAD)
+            self._refuse(BAD)
         return b""
 
     def _without_upgrade(self, rest: bytes) -> bytes:
@@ -296,7 +302,7 @@ class CallerConnection(asyncio.Protocol):
         may think so: nothing behind it can be read as a request.
         """
         if self._parser.get_method() == b"CONNECT":
-            self._refuse(_BAD)
+            self._refuse(BAD)
             return b""
         version = self._parser.get_http_version().encode()
         head = [self._parser.get_method(), b" ", self._url, b" HTTP/", version, b"\r\n"]
@@ -341,13 +347,13 @@ class CallerConnection(asyncio.Protocol):
         self._unread = 0
         self._header_bytes += size
         if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(_LARGE)
+            self._refuse(LARGE)
 
     def on_headers_complete(self) -> None:
         self._unread = 0
         self._in_headers = False
         self._waits_since = None
-        if self._transport.is_closing() or self._parser.should_upgrade():
+        if self._refused or self._transport.is_closing() or self._parser.should_upgrade():
             return
         if not self._takes_more:
             self._request = None
@@ -392,12 +398,14 @@ class CallerConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._unread = 0
         request = self._request
-        if request is not None and not request.complete and not self._transport.is_closing() and not request.adds(body):
+        if request is None or request.complete or self._refused or self._transport.is_closing():
+            return
+        if not request.adds(body):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
         self._unread = 0
-        if self._request is None or self._transport.is_closing() or self._parser.should_upgrade():
+        if self._request is None or self._refused or self._transport.is_closing() or self._parser.should_upgrade():
             return
         self._request.ends()
         self._peer.request_is_here = True

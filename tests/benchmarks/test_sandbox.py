@@ -1,5 +1,7 @@
 """Generated programs run where they can do no harm, or not at all."""
 
+import socket
+
 import pytest
 
 from benchmarks import sandbox
@@ -24,7 +26,6 @@ def test_a_program_that_runs_to_its_end_passes() -> None:
         "this is no Python",
         "exit(0)",
         "import os; os._exit(0)",
-        "import socket; socket.create_server(('127.0.0.1', 0))",
         "import os; os.fork()",
         "open('file', 'w').write('x')",
         "x = bytearray(1 << 30)",
@@ -32,6 +33,16 @@ def test_a_program_that_runs_to_its_end_passes() -> None:
 )
 def test_what_is_wrong_or_forbidden_fails(program: str) -> None:
     assert verdict(program) is Verdict.FAILED
+
+
+def test_a_program_reaches_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        program = f"import socket; socket.create_connection({listener.getsockname()})"
+        assert verdict(program) is Verdict.FAILED
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        socket.create_connection(listener.getsockname()).close()
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])

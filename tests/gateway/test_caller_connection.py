@@ -100,6 +100,24 @@ async def test_a_request_byte_by_byte() -> None:
         writer.transport.abort()
 
 
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [(b"GET / HTTP/1.1\r\nx: ", 408), (b"\x16\x03\x01", 400), (b"GET / HTTP/1.1\r\nx: " + b"a" * 200_000, 431)],
+)
+@on_both_loops
+async def test_who_is_still_sending_when_refused_does_not_lose_the_answer(start: bytes, status: int) -> None:
+    async with serving(echo, header_seconds=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(start)
+        await asyncio.sleep(0.5)
+        for _ in range(3):  # to a socket that is closed, the second is answered with a reset
+            writer.write(b"\r\n\r\n" + GET)
+            await asyncio.sleep(0.05)
+        found = await asyncio.wait_for(reader.read(), 5)
+        assert found.startswith(b"HTTP/1.1 %d " % status) and found.count(b"HTTP/1.1") == 1
+        writer.transport.abort()
+
+
 @on_both_loops
 async def test_an_old_client_gets_no_chunks() -> None:
     async with serving(lambda scope, receive, send: answer(send, b"hello")) as port:
