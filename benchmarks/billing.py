@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from benchmarks import billing_load, billing_rows
 from benchmarks.report import Report, Row
+from gateway.memory import collect_seldom
 from gateway.postgres import embedded_postgres
-from gateway.server import collect_seldom
 from migrations import upgrade
 
 PACKAGES = ("farthing", "sqlalchemy", "asyncpg", "msgspec")

@@ -1,7 +1,7 @@
 """Farthing beside LiteLLM's proxy and Portkey's gateway, in front of the same upstream: what a request costs and waits.
 
 `python -m benchmarks.gateway [--peers …] [--only …] [--repeats N] [--quick] [--json FILE]`. Each gateway runs alone on
-the first core; the upstream, the load and Farthing's PostgreSQL share the second. Farthing checks keys, holds money
+the last core; the upstream, the load and Farthing's PostgreSQL share another. Farthing checks keys, holds money
 under four hard budgets and writes every operation down; the peers do nothing of that. Each repetition starts all of
 them anew, in turn. `python -m benchmarks.peers install litellm portkey` gets the peers.
 """
@@ -137,11 +137,11 @@ def gateways(url: str, peers: Sequence[str], core: int) -> Iterator[list[Gateway
 
 def main() -> int:
     chosen = arguments()
-    first, *others = sorted(os.sched_getaffinity(0))
+    *others, last = sorted(os.sched_getaffinity(0))  # the first has more of the machine's own work to do
     if not others:
         say("gateways are measured on one core and loaded from another: this machine has only one")
         return 2
-    os.sched_setaffinity(0, others[:1])  # what this starts inherits it; a gateway is moved to the first core
+    os.sched_setaffinity(0, others[:1])  # what this starts inherits it; a gateway is moved to the last core
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # 3,000 streams are 6,000 sockets in a gateway
     missing = [line for peer in chosen.peers if (line := gateway_peers.lacking(peer))]
@@ -152,11 +152,11 @@ def main() -> int:
         repeats = 1 if chosen.quick else chosen.repeats
         run = Run(upstream, QUICK if chosen.quick else FULL, chosen.only, repeats)
         try:
-            with gateways(upstream.url, peers, first) as found:
+            with gateways(upstream.url, peers, last) as found:
                 run.all(found)
         except (KeyboardInterrupt, SystemExit):
             run.failed["the run"] = "interrupted"
-    os.sched_setaffinity(0, [first, *others])  # the report tells how many there are
+    os.sched_setaffinity(0, [*others, last])  # the report tells how many there are
     report = run.report()
     report.notes.insert(0, f"gateways on one core, {repeats} repetition(s); ratios are of medians")
     report.notes += [f"Not measured: {line}" for line in missing]

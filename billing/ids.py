@@ -1,16 +1,31 @@
 """UUIDv7 ids: the first 48 bits are the time of making, in milliseconds since 1970, so ids sort by time (RFC 9562)."""
 
 from datetime import UTC, datetime
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
-from uuid_utils.compat import uuid7
+from uuid_utils import uuid7
 
+_UNKNOWN = SafeUUID.unknown
 _VERSION_AND_VARIANT = (7 << 76) | (0b10 << 62)
 
 
 def new_id() -> UUID:
     """A new UUIDv7; later ids of one process are greater."""
-    return uuid7()
+    return _standard(uuid7().bytes)
+
+
+def new_written_id() -> tuple[UUID, str]:
+    """A new id, and the same as text."""
+    made = uuid7()
+    return _standard(made.bytes), str(made)
+
+
+def _standard(data: bytes) -> UUID:
+    """Python's own UUID of what is one for certain: its constructor's checks take longer than all the rest."""
+    made = object.__new__(UUID)
+    object.__setattr__(made, "int", int.from_bytes(data, "big"))
+    object.__setattr__(made, "is_safe", _UNKNOWN)
+    return made
 
 
 def smallest_id(moment: datetime) -> UUID:

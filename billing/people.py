@@ -123,9 +123,14 @@ class KeyInfo(Restrictions, frozen=True, kw_only=True):
     """Until when an older secret works too; None when none does."""
 
 
+_SHA256 = hashlib.sha256()
+
+
 def key_hash(secret: str) -> bytes:
     """SHA-256 of a key. A plain hash is enough: the key has 256 random bits, so there is nothing to guess."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+    digest = _SHA256.copy()  # to look the algorithm up takes OpenSSL longer than the hash
+    digest.update(secret.encode("utf-8", "surrogatepass"))
+    return digest.digest()
 
 
 async def create_org(conn: AsyncConnection, name: str) -> UUID:

@@ -2,10 +2,11 @@
 
 A folder holds numbered append-only segments. One of them is written; `oldest` seals it when the ledger asks for more,
 and `discard` deletes it once its records are committed. Concurrent appends share one fsync (group commit), on a thread
-of the spool's own. A crash can leave an unfinished last line, which nobody was told of; whatever else cannot be read is
-set aside in `unreadable.jsonl` and reported. What was written last is also kept in memory: a ledger that keeps up need
-not read it again. Streams that a process before left open (see `billing.in_flight`) get their rows when the folder is
-opened, after all that were finished: of two rows with one id the first counts.
+of the spool's own; a lone one is written at once where the disk is quick. A crash can leave an unfinished last line,
+which nobody was told of; whatever else cannot be read is set aside in `unreadable.jsonl` and reported. What was written
+last is also kept in memory: a ledger that keeps up need not read it again. Streams that a process before left open (see
+`billing.in_flight`) get their rows when the folder is opened, after all that were finished: of two rows with one id the
+first counts.
 
 The folder also names its owner: `place`, made once with the folder, and a new `run` each time it is opened. One process
 at a time may open it.
@@ -42,6 +43,11 @@ PAUSE_SECONDS = 0.001
 MOST_PAUSES = 5
 """From the begin of one fsync to the next at least a pause for each operation that it was for, up to so many: under
 load more operations share one, and a lone one does not wait."""
+
+LONE_SECONDS = 0.005
+QUICK_SECONDS = 0.001
+"""A record after so long without one is written by the event loop itself, if the latest fsync was so quick: to change
+threads twice takes about as long as such a disk. Nothing else is served meanwhile, at most a sixth of the time."""
 
 MOST_KEPT = 2
 """Sealed segments whose records stay in memory."""
@@ -113,7 +119,11 @@ class Spool:
         self._is_writing = False
         self._idle: asyncio.Future[None] | None = None
         self._next_write = 0.0
-        """On the loop's clock."""
+        self._lone_from = 0.0
+        """When the next record counts as a lone one. Both on the monotonic clock."""
+        self._took = 0.0
+        """Seconds, of the latest write and its fsync."""
+        self._closed = False
         self._free = 0
         self._free_until = 0.0
         self._worker = Worker("spool")
@@ -137,11 +147,14 @@ class Spool:
             _raise(error, self.folder)
 
     def write(self, record: OperationRecord, done: Done, slot: Slot | None = None) -> None:
-        """Write `record`. `done` is called in the event loop, whoever waits for it: with None once it is on disk, with
-        SpoolFullError when the disk is full, SpoolError on any other failure of it; the record is then lost.
+        """Write `record`. `done` is called in the event loop, perhaps before this returns, whoever waits for it: with
+        None once it is on disk, with SpoolFullError when the disk is full, SpoolError on any other failure of it; the
+        record is then lost. Raises SpoolError after `close`.
 
         `slot`: of the stream whose row it is; it ends then.
         """
+        if self._closed:
+            raise SpoolError(f"the spool {self.folder} is closed: the process ends")
         self._waiting.append(_Waiting(*written(record), slot, done))
         if not self._is_writing:
             self._is_writing = True
@@ -175,6 +188,7 @@ class Spool:
 
     async def close(self) -> None:
         """Finish what waits, then let go of the folder."""
+        self._closed = True
         if self._is_writing:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
@@ -185,20 +199,30 @@ class Spool:
 
     def _write_soon(self) -> None:
         """Group commit: whatever came while the last batch was being written is the next batch."""
-        loop = asyncio.get_running_loop()
-        pause = self._next_write - loop.time()
+        pause = self._next_write - time.monotonic()
         if pause > 0:
-            loop.call_later(pause, self._write_waiting)
+            asyncio.get_running_loop().call_later(pause, self._write_waiting)
         else:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
         batch, self._waiting = self._waiting, []
-        self._next_write = asyncio.get_running_loop().time() + PAUSE_SECONDS * min(len(batch), MOST_PAUSES)
-        self._worker.do(partial(self._write, batch), partial(self._wrote, batch))
-        time.sleep(0)  # without the interpreter's lock: the disk begins now, not when this turn of the loop is over
+        now = time.monotonic()
+        lone = now >= self._lone_from and len(batch) == 1 and self._took <= QUICK_SECONDS and self._worker.is_idle
+        self._next_write = now + PAUSE_SECONDS * min(len(batch), MOST_PAUSES)
+        if lone:
+            failure: Exception | None = None
+            try:
+                self._write(batch)
+            except Exception as error:
+                failure = error
+            self._wrote(batch, failure)
+        else:
+            self._worker.do(partial(self._write, batch), partial(self._wrote, batch))
+            time.sleep(0)  # without the interpreter's lock: the disk begins now, not when this turn of the loop is over
 
     def _wrote(self, batch: list[_Waiting], failure: Exception | None) -> None:
+        self._lone_from = time.monotonic() + LONE_SECONDS
         if isinstance(failure, OSError):
             failure = _named(failure, self.folder)
         for waiting in batch:
@@ -232,12 +256,22 @@ class Spool:
             log.warning("streams_of_a_killed_process", streams=len(left))
         self._in_flight.clear()
 
-    # The rest runs on the spool's one thread, which alone touches the segments and counts what is in them.
+    # The rest runs on the spool's one thread, or while it is idle: one at a time touches the segments.
 
     def _write(self, batch: list[_Waiting]) -> None:
+        began = time.monotonic()
+        try:
+            self._append(b"".join([waiting.line for waiting in batch]))
+        finally:
+            self._took = time.monotonic() - began
+        self.depth += len(batch)
+        self._records += [waiting.record for waiting in batch]
+        if self._size >= SEGMENT_BYTES:
+            self._seal()
+
+    def _append(self, data: bytes) -> None:
         if self._segment is None:
             self._open()
-        data = b"".join([waiting.line for waiting in batch])
         rest = memoryview(data)
         try:
             while rest:
@@ -252,15 +286,11 @@ class Spool:
                 self._seal()
             raise
         self._size += len(data)
-        self.depth += len(batch)
-        self._records += [waiting.record for waiting in batch]
-        if self._size >= SEGMENT_BYTES:
-            self._seal()
 
     def _open(self) -> None:
         path = self.folder / f"{self._next:012d}.segment"
+        self._next += 1  # also where there is a file of this name, which nobody here has made
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._next += 1
         self._segment, self._size = path, 0
         _sync_folder(self.folder)
 

@@ -24,7 +24,8 @@ def serve(
     from billing.spool import SpoolError
     from gateway.app import create_app
     from gateway.connect import DatabaseUnavailableError
-    from gateway.server import allow_many_connections, collect_seldom
+    from gateway.memory import collect_seldom, use_huge_pages
+    from gateway.server import allow_many_connections
     from gateway.server import config as server_config
     from gateway.settings_file import ConfigurationError, load
     from gateway.telemetry import configure_logs
@@ -41,6 +42,7 @@ def serve(
     address = f"http://{host}:{listener.getsockname()[1]}"
     typer.echo(f"gateway listens on {address}", err=True)
     collect_seldom()
+    use_huge_pages()
     uvicorn.Server(server_config(app, settings)).run(sockets=[listener])
 
 

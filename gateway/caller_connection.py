@@ -5,17 +5,19 @@ beside `Upgrade`, an end for callers that do not read, and word of a connection 
 """
 
 import asyncio
+import contextlib
 import time
-import urllib.parse
 from collections import deque
+from functools import partial
 from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from gateway.caller_request import CallerRequest
+from gateway.caller_request import CallerRequest, scope_of
 from gateway.exchange import PEER, Peer
+from gateway.next_task import NextTask
 from gateway.refusals import BAD, LARGE, LATE, MAX_HEADER_BYTES, SLOW
 from gateway.rounds import Rounds
 
@@ -63,6 +65,7 @@ class CallerConnection(asyncio.Protocol):
         "_lingered",
         "_lingers_since",
         "_moved_at",
+        "_next_task",
         "_parser",
         "_peer",
         "_queue",
@@ -100,6 +103,7 @@ class CallerConnection(asyncio.Protocol):
         self._state = state
         self._app_state = app_state
         self._peer = Peer()
+        self._next_task = NextTask()
         self._running: CallerRequest | None = None
         self._queue: deque[CallerRequest] = deque()
         """What was sent before the running one was answered."""
@@ -157,10 +161,12 @@ class CallerConnection(asyncio.Protocol):
             self._leave(request)
         elif self._queue:
             self._run(self._queue.popleft())
-        elif self._waits_since is None:
-            self._idle_since = time.monotonic()
-        else:  # the next one's headers have begun
-            self._waits_since = time.monotonic()
+        else:
+            self._next_task.prepare()
+            if self._waits_since is None:
+                self._idle_since = time.monotonic()
+            else:  # the next one's headers have begun
+                self._waits_since = time.monotonic()
         self.resume_reading()
 
     def _leave(self, request: CallerRequest) -> None:
@@ -171,8 +177,9 @@ class CallerConnection(asyncio.Protocol):
             self._linger()
 
     def _linger(self) -> None:
-        self._transport.write_eof()
         self._lingers_since = time.monotonic()
+        with contextlib.suppress(OSError):  # it is closed by now
+            self._transport.write_eof()
 
     def close(self) -> None:
         self._transport.close()
@@ -193,10 +200,10 @@ class CallerConnection(asyncio.Protocol):
         elif now - self._moved_at >= STALLED_SECONDS:
             self._transport.abort()
         late = self._waits_since is not None and now - self._waits_since >= self._header_seconds
-        if late and self._running is None:
-            self._refuse(LATE)
-        elif self._is_over(now):
+        if self._is_over(now):
             self._transport.close()
+        elif late and self._running is None and self._lingers_since is None:
+            self._refuse(LATE)
         elif self._is_slow(now):
             self._refuse(SLOW)
 
@@ -223,16 +230,26 @@ class CallerConnection(asyncio.Protocol):
             return
         if self._lingers_since is None and (self._running is None or not self._running.started):
             self.write(answer)
-            if self._running is None:
-                self._refused = True
-                self._waits_since = self._idle_since = None
-                self._linger()
-                return
-        self._transport.close()
+            self._refused = True
+            self._waits_since = self._idle_since = None
+            self._linger()
+            self._lose()
+        else:
+            self._transport.close()
+
+    def _lose(self) -> None:
+        """Nothing that is sent from now on arrives."""
+        for request in (self._running, self._request, *self._queue):
+            if request is not None:
+                request.lost()
+        self._running = self._request = None
+        self._queue.clear()
+        self._next_task.cancel()
+        self._peer.lost()
 
     def _run(self, request: CallerRequest) -> None:
         self._running = request
-        task = asyncio.get_running_loop().create_task(request.run(self._app))
+        task = self._next_task.begin(partial(request.run, self._app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
@@ -253,14 +270,9 @@ class CallerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
         self._rounds.discard(self)
-        for request in (self._running, self._request, *self._queue):
-            if request is not None:
-                request.lost()
-        self._running = self._request = None
-        self._queue.clear()
+        self._lose()
         self.resume_writing()
         del self._parser  # which holds us
-        self._peer.lost()
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -362,7 +374,13 @@ class CallerConnection(asyncio.Protocol):
         old = version == "1.0"
         self._request = CallerRequest(
             self,
-            self._scope(version),
+            {
+                **scope_of(self._parser.get_method(), self._url, self._headers, version),
+                "server": self._server,
+                "client": self._client,
+                "state": self._app_state.copy(),
+                PEER: self._peer,
+            },
             keep_alive=not old and self._parser.should_keep_alive(),
             old=old,
             expects=self._expects and not old,
@@ -374,26 +392,6 @@ class CallerConnection(asyncio.Protocol):
             self._pause_reading()
             if len(self._queue) == MAX_QUEUED:
                 self._request.keep_alive = self._takes_more = False
-
-    def _scope(self, version: str) -> dict[str, Any]:
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
-            "method": self._parser.get_method().decode("ascii"),
-            "scheme": "http",
-            "path": urllib.parse.unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "root_path": "",
-            "query_string": url.query or b"",
-            "headers": self._headers,
-            "server": self._server,
-            "client": self._client,
-            "state": self._app_state.copy(),
-            PEER: self._peer,
-        }
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0

@@ -2,9 +2,11 @@
 
 import asyncio
 import http
+import urllib.parse
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
+import httptools
 import structlog
 
 JOINED_BYTES = 64 * 1024
@@ -246,3 +248,21 @@ class CallerRequest:
             return head + body
         self._line.write(head)
         return body
+
+
+def scope_of(method: bytes, target: bytes, headers: list[tuple[bytes, bytes]], version: str) -> dict[str, Any]:
+    """What the ASGI scope of a request says of itself; its connection adds what it knows."""
+    url = httptools.parse_url(target)
+    path = url.path.decode("ascii")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": version,
+        "method": method.decode("ascii"),
+        "scheme": "http",
+        "path": urllib.parse.unquote(path) if "%" in path else path,
+        "raw_path": url.path,
+        "root_path": "",
+        "query_string": url.query or b"",
+        "headers": headers,
+    }

@@ -32,8 +32,9 @@ class Peer:
         """All of the request that is served next, or now, has come."""
 
     def lost(self) -> None:
-        if self.on_lost is not None:
-            self.on_lost()
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
 
 
 class Exchange:

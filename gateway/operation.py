@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from billing.charge import total
-from billing.ids import new_id
+from billing.ids import new_written_id
 from billing.in_flight import Slot
 from billing.leases import Hold
 from billing.people import Principal
@@ -123,9 +123,9 @@ class Operation(msgspec.Struct, eq=False):
     """One client request. Its id is the trace id that the client gets."""
 
     api: str = "chat.completions"
-    id: UUID = msgspec.field(default_factory=new_id)
+    id: UUID = UUID(int=0)
     trace_id: str = ""
-    """The id as it is written."""
+    """The id as it is written. Both are made with the operation."""
     started_at: datetime = msgspec.field(default_factory=_now)
     started: float = msgspec.field(default_factory=time.monotonic)
     serving: asyncio.Task[Any] | None = None
@@ -166,7 +166,7 @@ class Operation(msgspec.Struct, eq=False):
     """Set when the row has been written."""
 
     def __post_init__(self) -> None:
-        self.trace_id = str(self.id)
+        self.id, self.trace_id = new_written_id()
 
     @property
     def payer(self) -> Payer | None:

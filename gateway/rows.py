@@ -1,10 +1,8 @@
 """The rows of operations: settled, written to the spool before an answer's end goes out, and what follows from that."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 
-import msgspec
 import structlog
 
 from billing.records import OperationRecord
@@ -23,12 +21,32 @@ FULL_RETRY_SECONDS = 30
 log = structlog.get_logger()
 
 
-class Row(msgspec.Struct, frozen=True, eq=False):
+class Row:
     """A settled operation's row, on its way to the disk."""
 
-    priced: list[Priced]
-    written: Callable[[], Awaitable[None]]
-    """Wait until it survives any crash. Raises ApiError 503 when the disk fails."""
+    __slots__ = ("_arrived", "_failure", "_tracing", "_waiter", "priced")
+
+    def __init__(self, priced: list[Priced], tracing: Tracing) -> None:
+        self.priced = priced
+        self._tracing = tracing
+        self._arrived = False
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def written(self) -> None:
+        """Return when it survives any crash. Raises ApiError 503 when the disk fails."""
+        if not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            with self._tracing.span("flush"):
+                await self._waiter
+        if self._failure is not None:
+            raise _unrecorded() from self._failure
+
+    def arrives(self, failure: Exception | None) -> None:
+        """Whether or not somebody waits for it."""
+        self._arrived, self._failure = True, failure
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Rows:
@@ -73,30 +91,18 @@ class Rows:
                 log.exception("settling failed", operation=str(operation.id))
                 operation.priced = [Priced.unknown() for _ in operation.attempts]
                 record = operation.record(operation.priced, currency)
-        waiter: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        try:
-            self._spool.write(record, partial(self._written, operation, record, waiter), operation.slot)
-        except Exception as error:
-            self._lost(operation, error)
-            raise _unrecorded() from error
-        return Row(operation.priced, partial(self._until, waiter))
-
-    async def _until(self, waiter: asyncio.Future[Exception | None]) -> None:
+        row = Row(operation.priced, self._tracing)
         with self._tracing.span("record"):
-            failure = await waiter
-        if failure is not None:
-            raise _unrecorded() from failure
+            try:
+                self._spool.write(record, partial(self._written, operation, record, row), operation.slot)
+            except Exception as error:
+                self._lost(operation, error)
+                raise _unrecorded() from error
+        return row
 
-    def _written(
-        self,
-        operation: Operation,
-        record: OperationRecord,
-        waiter: asyncio.Future[Exception | None],
-        failure: Exception | None,
-    ) -> None:
+    def _written(self, operation: Operation, record: OperationRecord, row: Row, failure: Exception | None) -> None:
         """Also where nobody waits any more: nothing may stay held."""
-        if not waiter.done():
-            waiter.set_result(failure)
+        row.arrives(failure)
         loop = asyncio.get_running_loop()
         if failure is None:
             loop.call_soon(self._recorded, operation, record)  # once the answer is on its way

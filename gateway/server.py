@@ -1,7 +1,6 @@
 """How the gateway is served: uvicorn's server, our own connections, and a short way past the framework."""
 
 import contextlib
-import gc
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,6 @@ BACKLOG = 10_000
 OPEN_FILES = 65_536
 LOOKS = 4
 """At every connection within the shortest time that one is allowed for anything."""
-YOUNG_OBJECTS = 20_000
 
 
 def connections(app: Any, header_seconds: float, body_seconds: float) -> Callable[..., CallerConnection]:
@@ -75,11 +73,3 @@ def allow_many_connections() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def collect_seldom() -> None:
-    """Let the garbage collector look at new objects alone, and after many of them: requests leave next to no cycles,
-    and what is loaded by now stays."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 20, 20)

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import zlib
 from decimal import Decimal
 from pathlib import Path
@@ -74,6 +75,87 @@ async def test_concurrent_appends_share_an_fsync(tmp_path: Path, monkeypatch: py
     await spool.close()
 
 
+async def test_a_lone_record_on_a_quick_disk_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(billing.spool, "QUICK_SECONDS", 5.0)
+    spool = Spool(tmp_path)
+    for _ in range(2):
+        assert spool.append(an_operation()).done()
+        near = spool.append(an_operation())
+        assert not near.done(), "with another so near it may be the first of many, which share an fsync"
+        await near
+        await asyncio.sleep(billing.spool.LONE_SECONDS)
+    assert spool.depth == 4
+    await spool.close()
+
+
+@pytest.mark.parametrize("how", ["fdatasync", "fsync"])
+async def test_a_slow_disk_holds_up_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Be it slow in writing records, or in making a new segment's name last."""
+    spool = Spool(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, how, lambda _: time.sleep(0.2))
+        await spool.append(an_operation())  # it shows that it is slow
+        await everything(spool)
+        await asyncio.sleep(billing.spool.LONE_SECONDS)
+        began = time.monotonic()
+        waiting = spool.append(an_operation())
+        await asyncio.sleep(0)
+        assert time.monotonic() - began < 0.1
+        await waiting
+        assert time.monotonic() - began > 0.15
+    monkeypatch.setattr(billing.spool, "QUICK_SECONDS", 0.1)
+    await spool.append(an_operation())  # it shows that it is quick again
+    await asyncio.sleep(billing.spool.LONE_SECONDS)
+    assert spool.append(an_operation()).done()
+    await spool.close()
+
+
+async def test_a_disk_that_fails_slowly_holds_up_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: int) -> None:
+        time.sleep(0.2)
+        raise OSError(errno.EIO, "input/output error")
+
+    spool = Spool(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        for number in range(3):
+            began = time.monotonic()
+            waiting = spool.append(an_operation())
+            assert number == 0 or time.monotonic() - began < 0.1
+            with pytest.raises(SpoolError, match="cannot be used"):
+                await waiting
+            await asyncio.sleep(billing.spool.LONE_SECONDS)
+    await spool.append(kept := an_operation())
+    assert await everything(spool) == [kept]
+    await spool.close()
+
+
+async def test_a_closed_spool_takes_nothing_more(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    await spool.append(kept := an_operation())
+    await spool.close()
+    with pytest.raises(SpoolError, match="is closed"):
+        spool.append(an_operation())
+    spool = Spool(tmp_path)
+    assert await everything(spool) == [kept]
+    await spool.close()
+
+
+async def test_a_lone_record_waits_for_what_the_thread_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(billing.spool, "QUICK_SECONDS", 5.0)
+    monkeypatch.setattr(billing.spool, "LONE_SECONDS", 0.0)
+    spool = Spool(tmp_path)
+    records = []
+    for _ in range(20):
+        sealing = asyncio.create_task(spool.oldest())
+        await asyncio.sleep(0)
+        records.append(an_operation())
+        await spool.append(records[-1])
+        assert (await sealing is None) == (len(records) == 1)
+    assert await everything(spool) == records
+    await spool.close()
+
+
 async def test_segments_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(billing.spool, "SEGMENT_BYTES", 3000)
     spool = Spool(tmp_path)
@@ -85,7 +167,8 @@ async def test_segments_are_sealed_by_size(tmp_path: Path, monkeypatch: pytest.M
     await spool.close()
 
 
-async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
+async def test_a_cancelled_append_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(billing.spool, "QUICK_SECONDS", -1.0)  # on the thread
     spool = Spool(tmp_path)
     task = spool.append(record := an_operation())
     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import socket
 from collections.abc import AsyncIterator
@@ -86,6 +87,70 @@ async def test_requests_in_a_row_are_answered_in_their_order() -> None:
             found = await said(port, *pieces)
             assert [found.count(b"/%d b-%d" % (number, number)) for number in (1, 2, 3)] == [1, 1, 1]
             assert found.index(b"/1 b-1") < found.index(b"/2 b-2") < found.index(b"/3 b-3")
+
+
+@pytest.mark.parametrize("running", [False, True])
+@on_both_loops
+async def test_who_still_sends_after_its_request_was_refused_gets_the_answer_once(running: bool) -> None:
+    """A body that is too slow, and no request behind one that is not answered yet."""
+    told = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while not told:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                told.append(message)
+        await answer(send, b"too late")
+
+    async with serving(app, body_seconds=0.1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\x16\x03\x01" if running else b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf")
+        while not told:  # noqa: ASYNC110 - what is waited for happens elsewhere
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            writer.write(GET)
+            await asyncio.sleep(0.05)
+        found = await asyncio.wait_for(reader.read(), 5)
+        assert found.startswith(b"HTTP/1.1 400 " if running else b"HTTP/1.1 408 ") and found.count(b"HTTP/1.1") == 1
+        writer.transport.abort()
+
+
+@on_both_loops
+async def test_a_refused_connection_is_closed_whatever_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_connection, "LINGER_SECONDS", 0.2)
+    async with serving(echo, header_seconds=0.2) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        many = b"".join(b"x-%d: %b\r\n" % (number, b"a" * 4096) for number in range(17))
+        writer.write(b"GET / HTTP/1.1\r\n" + many + b"\r\nGET / HTTP/1.1\r\nx: ")
+        await asyncio.sleep(0.1)
+        gc.collect()
+        assert any(isinstance(one, CallerConnection) for one in gc.get_objects())
+        await until(lambda: not any(isinstance(one, CallerConnection) for one in gc.get_objects()))
+        writer.transport.abort()
+
+
+@on_both_loops
+async def test_a_request_knows_nothing_of_the_one_before() -> None:
+    said_here: contextvars.ContextVar[str] = contextvars.ContextVar("said_here", default="nothing")
+    tasks = set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None and task not in tasks
+        tasks.add(task)
+        body = said_here.get().encode()
+        said_here.set(scope["path"])
+        await answer(send, body, (b"content-length", b"%d" % len(body)))
+
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for count in (1, 1, 3):
+            writer.write(GET * count)
+            for _ in range(count):
+                found = await asyncio.wait_for(reader.readuntil(b"nothing"), 5)
+                assert found.startswith(b"HTTP/1.1 200 OK\r\n")
+            await asyncio.sleep(0.05)  # time to prepare for the next
+        writer.transport.abort()
 
 
 @on_both_loops
@@ -384,12 +449,24 @@ async def test_a_large_answer_is_whole() -> None:
 @on_both_loops
 async def test_a_closed_connection_leaves_nothing_behind() -> None:
     """Without a collection of garbage: what closes must not pile up until there is one."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await answer(send, b"hello", (b"content-length", b"5"))
+
     gc.collect()
     gc.disable()
     try:
-        async with serving(echo) as port:
+        async with serving(app) as port:
             for _ in range(3):
                 await said(port, GET, GET)
+                await said(port, GET.replace(b"1.1", b"1.0"), closes=True)
+                await said(port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n", closes=True)
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf")
+                await asyncio.sleep(0.02)
+                writer.transport.abort()
             await until(lambda: not any(isinstance(one, CallerConnection | CallerRequest) for one in gc.get_objects()))
     finally:
         gc.enable()

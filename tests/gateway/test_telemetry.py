@@ -21,7 +21,8 @@ async def test_a_trace_with_its_steps(settings: dict[str, Any], monkeypatch: pyt
             answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers={"traceparent": parent})
         found = [resource for body in exports for resource in ExportTraceServiceRequest.FromString(body).resource_spans]
         spans = [span for resource in found for scope in resource.scope_spans for span in scope.spans]
-        assert {span.name for span in spans} == {"operation", "route", "admit", "dispatch", "settle", "record"}
+        names = {span.name for span in spans} - {"flush"}  # where the row waits for a thread
+        assert names == {"operation", "route", "admit", "dispatch", "settle", "record"}
         assert {span.trace_id.hex() for span in spans} == {parent.split("-")[1]}
         (root,) = [span for span in spans if span.name == "operation"]
         assert root.parent_span_id.hex() == parent.split("-")[2]
