@@ -137,7 +137,7 @@ def gateways(url: str, peers: Sequence[str], core: int) -> Iterator[list[Gateway
 
 def main() -> int:
     chosen = arguments()
-    *others, last = sorted(os.sched_getaffinity(0))  # the first has more of the machine's own work to do
+    *others, last = sorted(os.sched_getaffinity(0))  # a virtual disk's interrupts often go there, and a gateway waits for its disk
     if not others:
         say("gateways are measured on one core and loaded from another: this machine has only one")
         return 2
