@@ -137,7 +137,8 @@ def gateways(url: str, peers: Sequence[str], core: int) -> Iterator[list[Gateway
 
 def main() -> int:
     chosen = arguments()
-    *others, last = sorted(os.sched_getaffinity(0))  # a virtual disk's interrupts often go there, and a gateway waits for its disk
+    # A gateway waits for its disk, and a virtual disk's interrupts often go to the last core.
+    *others, last = sorted(os.sched_getaffinity(0))
     if not others:
         say("gateways are measured on one core and loaded from another: this machine has only one")
         return 2
