@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from billing.charge import amortised_hour
 from gateway.prices import configured
 from gateway.settings_file import ConfigurationError, load
 
@@ -27,6 +28,7 @@ price = { input_fresh = "0.05", input_cached = "0.01", output_text = "0.20" }
 upstreams = ["engine"]
 price = { input_fresh = "0.15", input_cached = "0.03", output_text = "0.60" }
 """
+DEVICE = 'device = { purchase_price = "2400.60", years = "4", watts = "450", price_per_kwh = "0.31" }'
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,15 @@ def test_its_prices_are_exact_and_complete() -> None:
     assert terms["cost", ""].device_hour == Decimal("0.20")
 
 
+def test_a_device_of_ones_own_has_its_price_by_the_hour(tmp_path: Path) -> None:
+    path = tmp_path / "farthing.toml"
+    path.write_text(SAMPLE.replace('device_price_per_hour = "0.20"', DEVICE), encoding="utf-8")
+    terms = {(t.book, t.upstream, t.model): t for t in configured(load(path))}
+    by_hand = (Decimal("2400.60") / (4 * 8766) + Decimal("0.45") * Decimal("0.31")).quantize(Decimal("1e-18"))
+    assert terms["cost", "engine", ""].device_hour == by_hand == Decimal("0.207963381245722108")
+    assert by_hand == amortised_hour(Decimal("2400.60"), Decimal(4), Decimal(450), Decimal("0.31"))
+
+
 def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARTHING_ROUTER__THRESHOLD", "0.7")
     monkeypatch.setenv("FARTHING_UPSTREAMS__ENGINE__BASE_URL", "http://elsewhere:1/v1")
@@ -102,6 +113,12 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         (('"http://127.0.0.1:8001/v1"', '"http://a/v1?x=y"'), "9:12", "it must have no user name, ? or #"),
         (('kind = "engine"', 'kind = "engin"'), "8:8", "upstreams.engine.kind: Input should be 'engine', 'openai'"),
         (('kind = "engine"', 'kind = "vllm"'), "7:1", "device_price_per_hour is for an engine"),
+        (
+            ('kind = "engine"', f'kind = "engine"\n{DEVICE}'),
+            "7:1",
+            "give device_price_per_hour or device, not both",
+        ),
+        (('device_price_per_hour = "0.20"', DEVICE.replace('"4"', '"0"')), "10:48", "years: Input should be greater"),
         (('input_fresh = "0.05"', 'input_fresh = "-1"'), "13:25", "price.input_fresh: Input should be greater"),
         (('input_fresh = "0.05"', 'input_fresh = "NaN"'), "13:25", "finite"),
         (('input_fresh = "0.05"', 'input_fesh = "1"'), "13:11", "price.input_fesh is not a setting; did you mean"),
