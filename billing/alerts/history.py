@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts.message import Cause
@@ -40,11 +40,15 @@ class AlertDetail(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: tuple[Delivery, ...]
 
 
-async def list_alerts(conn: AsyncConnection, *, open_only: bool = False, limit: int = 100) -> list[Alert]:
-    """The newest first; `limit` of them at most."""
+async def list_alerts(
+    conn: AsyncConnection, *, open_only: bool = False, after: tuple[datetime, UUID] | None = None, limit: int = 100
+) -> list[Alert]:
+    """The newest first; `limit` of them at most. `after`: when the last one seen was opened, and its id."""
     query = select(alert).order_by(alert.c.opened_at.desc(), alert.c.id.desc()).limit(limit)
     if open_only:
         query = query.where(alert.c.resolved_at.is_(None))
+    if after is not None:
+        query = query.where(tuple_(alert.c.opened_at, alert.c.id) < tuple_(*after))
     return [await _alert(conn, row) for row in (await conn.execute(query)).mappings().all()]
 
 

@@ -1,13 +1,13 @@
 """`/alerts` and what makes and sends them: `/alert-rules`, `/alert-channels`, `/silences`."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from litestar import Response, delete, get, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts import channels, history, outbox, rules, silences
@@ -18,13 +18,9 @@ from billing.alerts.silences import Silence
 from billing.people import MissingError
 from gateway.admin.access import needs
 from gateway.admin.moments import moment
-from gateway.admin.paging import MOST, Listing, Page, cut
+from gateway.admin.paging import Listing, Page, at_moment, cut, cut_by_name, listing
 from gateway.admin.writing import Admin, Writer
 from gateway.scope_names import refuse_role
-
-
-class Alerts(msgspec.Struct, frozen=True):
-    data: list[Alert]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +46,6 @@ class RuleTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     enabled: bool = True
 
 
-class Channels(msgspec.Struct, frozen=True):
-    data: list[Channel]
-
-
 class ChannelTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: ChannelKind
     address: str
@@ -72,19 +64,14 @@ class NewSilence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: str = ""
 
 
-class Silences(msgspec.Struct, frozen=True):
-    data: list[Silence]
-
-
 @get("/alerts", opt=needs("read", everywhere=True))
 async def list_alerts(
-    admin: NamedDependency[Admin],
-    open_only: FromQuery[bool] = False,
-    limit: Annotated[int, QueryParameter(ge=1, le=MOST)] = 100,
-) -> Alerts:
-    """The newest alerts, newest first."""
+    admin: NamedDependency[Admin], page: NamedDependency[Page], open_only: FromQuery[bool] = False
+) -> Listing[Alert]:
+    """Alerts, newest first."""
     async with admin.read() as conn:
-        return Alerts(await history.list_alerts(conn, open_only=open_only, limit=limit))
+        found = await history.list_alerts(conn, open_only=open_only, after=page.after_moment, limit=page.limit + 1)
+    return listing(found, page, lambda alert: at_moment(alert.opened_at, alert.id))
 
 
 @get("/alerts/{alert_id:uuid}", opt=needs("read", everywhere=True))
@@ -137,10 +124,10 @@ async def remove_rule(writer: NamedDependency[Writer], rule_id: FromPath[UUID]) 
 
 
 @get("/alert-channels", opt=needs("read", everywhere=True))
-async def list_channels(admin: NamedDependency[Admin]) -> Channels:
+async def list_channels(admin: NamedDependency[Admin], page: NamedDependency[Page]) -> Listing[Channel]:
     """Channels, by name."""
     async with admin.read() as conn:
-        return Channels(await channels.list_channels(conn))
+        return cut_by_name(await channels.list_channels(conn), page, lambda channel: channel.name)
 
 
 @put("/alert-channels/{name:str}", opt=needs("manage", everywhere=True))
@@ -194,10 +181,10 @@ async def get_delivery(admin: NamedDependency[Admin], delivery_id: FromPath[UUID
 
 
 @get("/silences", opt=needs("read", everywhere=True))
-async def list_silences(admin: NamedDependency[Admin]) -> Silences:
-    """Silences, those that are over too, the one that lasts longest first."""
+async def list_silences(admin: NamedDependency[Admin], page: NamedDependency[Page]) -> Listing[Silence]:
+    """Silences, those that are over too, oldest first."""
     async with admin.read() as conn:
-        return Silences(await silences.list_silences(conn))
+        return cut(await silences.list_silences(conn), page, lambda silence: silence.id)
 
 
 @post("/silences", opt=needs("manage", everywhere=True))

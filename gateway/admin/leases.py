@@ -8,11 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.lost_replicas import ReplicaLeases, free_leases, list_leases
 from gateway.admin.access import needs
+from gateway.admin.paging import Listing, Page, cut_by_name
 from gateway.admin.writing import Admin, Writer
-
-
-class Leases(msgspec.Struct, frozen=True):
-    data: list[ReplicaLeases]
 
 
 class LostReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,10 +22,10 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 @get("/leases", opt=needs("read", everywhere=True))
-async def list_all(admin: NamedDependency[Admin]) -> Leases:
-    """The gateway processes that have leases, those that were heard of last first."""
+async def list_all(admin: NamedDependency[Admin], page: NamedDependency[Page]) -> Listing[ReplicaLeases]:
+    """The gateway processes that have leases, by name: when they were heard of changes from page to page."""
     async with admin.read() as conn:
-        return Leases(await list_leases(conn))
+        return cut_by_name(await list_leases(conn), page, lambda leases: leases.replica)
 
 
 @post("/leases/free", opt=needs("manage", everywhere=True), status_code=200)

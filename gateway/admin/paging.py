@@ -3,7 +3,8 @@
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from typing import Annotated, Generic, TypeVar
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -42,6 +43,22 @@ class Page(msgspec.Struct, frozen=True):
             raise _bad_cursor()
         return None if self.after is None else int(self.after)
 
+    @property
+    def after_moment(self) -> tuple[datetime, UUID] | None:
+        """Of things in the order of time, of which several may have the same. Raises ApiError 400."""
+        if self.after is None:
+            return None
+        at, _, identifier = self.after.partition(" ")
+        try:
+            return datetime.fromisoformat(at).astimezone(UTC), UUID(identifier)
+        except (ValueError, OverflowError):
+            raise _bad_cursor() from None
+
+
+def at_moment(at: datetime, identifier: UUID) -> str:
+    """What identifies a thing for `Page.after_moment`."""
+    return f"{at.astimezone(UTC).isoformat()} {identifier}"
+
 
 def page(
     cursor: FromQuery[str | None] = None,
@@ -67,7 +84,15 @@ def listing(found: Sequence[T], asked: Page, identify: Callable[[T], object]) ->
 
 def cut(everything: Sequence[T], asked: Page, identify: Callable[[T], UUID]) -> Listing[T]:
     """A page of what is short enough to be read as a whole, in the order of its ids."""
-    after = asked.after_id
+    return _cut(everything, asked, identify, asked.after_id)
+
+
+def cut_by_name(everything: Sequence[T], asked: Page, identify: Callable[[T], str]) -> Listing[T]:
+    """The same of what has a name in place of an id, in the order of the names."""
+    return _cut(everything, asked, identify, asked.after)
+
+
+def _cut(everything: Sequence[T], asked: Page, identify: Callable[[T], Any], after: Any) -> Listing[T]:
     rest = sorted((each for each in everything if after is None or identify(each) > after), key=identify)
     return listing(rest[: asked.limit + 1], asked, identify)
 

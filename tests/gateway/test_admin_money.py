@@ -221,7 +221,7 @@ async def test_a_bill_is_compared_and_lost_leases_are_freed(house: House) -> Non
         for wrong in ({"csv": "x"}, {"csv": 'd,m,c,u\n"' + "x" * 200_000}, {"month": "soon"}, {"tolerance": "-1"}):
             answer = await client.post("/reconciliation", json=bill | wrong)
             assert answer.status_code == 400, (list(wrong), answer.text)
-        assert (await client.get("/leases")).json() == {"data": []}
+        assert (await client.get("/leases")).json() == {"data": [], "next_cursor": None}
     async with house.client("admin") as client:
         answer = await client.post("/leases/free", json={"replica": "gone.1"})
         assert answer.status_code == 400 and "has no lease" in answer.json()["error"]["message"]

@@ -169,7 +169,7 @@ async def test_alerts_are_set_up_tested_and_silenced(house: House) -> None:
         until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         silence = (await client.post("/silences", json={"until": until, "reason": "deploy"})).json()
         assert [each["id"] for each in (await client.get("/silences")).json()["data"]] == [silence["id"]]
-        assert (await client.get("/alerts?open_only=true")).json() == {"data": []}
+        assert (await client.get("/alerts?open_only=true")).json() == {"data": [], "next_cursor": None}
         for path in (f"/silences/{silence['id']}", f"/alert-rules/{rule['id']}", "/alert-channels/ops"):
             assert (await client.delete(path)).status_code == 204
             assert (await client.delete(path)).status_code == 404
