@@ -20,6 +20,7 @@ from billing.gaps import Gap, gap, gap_of_sums
 from billing.ids import smallest_id
 from billing.measures import ledger_rows, summed
 from billing.records import TOKEN_CLASSES, TokenClasses
+from billing.rollups import tag_rows
 from billing.tables import api_key, app_user, operation, org, team
 from billing.tables.usage import CACHED_ANSWERS
 from billing.usage_rows import tag_usage_rows, usage_rows
@@ -96,15 +97,18 @@ async def usage_by(
     end: datetime,
     filters: Filters = Filters(),  # noqa: B008 - frozen
     time_zone: str = "UTC",
+    *,
+    only: ColumnElement[bool] | None = None,
 ) -> list[UsageRow]:
     """Sums over the operations that started in [start, end), one row a combination and currency.
 
     By day or hour in time order, else those that were billed most first. By a tag, only operations that carry it.
-    Raises ValueError on an unknown dimension, time zone or an empty period.
+    `only`: which count, by `operation`'s columns; these are read from the ledger, since no sums tell them apart. Raises
+    ValueError on an unknown dimension, time zone or an empty period.
     """
     tz = zone(time_zone)
     _check(dimensions, start, end)
-    rows = await _source(conn, dimensions, start, end, filters, tz)
+    rows = await _source(conn, dimensions, start, end, filters, tz, only)
     keys = {name: _key(rows, name, time_zone).label(f"d{i}") for i, name in enumerate(dimensions)}
     sums = (
         select(*keys.values(), rows.c.currency, *summed(rows))
@@ -118,6 +122,21 @@ async def usage_by(
         found, key=lambda row: (row.billed is None, -(row.billed or 0), -row.operations, *map(str, row.by.values()))
     )
     return sorted(biggest_first, key=lambda row: [row.by[name] or "" for name in timed])
+
+
+async def tag_names(conn: AsyncConnection, start: datetime, end: datetime, filters: Filters, limit: int) -> list[str]:
+    """Names of the tags that most of the operations carry which started in [start, end), the commonest first."""
+    if filters.tag is None and _summed(["any"], ["tag:any"], filters):
+        rows = await tag_usage_rows(conn, start, end)
+        query = select(rows.c.name, rows.c.operations).where(*_conditions(rows, filters))
+    else:
+        found = ledger_rows(_in_ledger(start, end), ["operations"])
+        named, _ = tag_rows(found, found.c.operations)
+        query = named.where(*_conditions(found, filters))
+    carried = query.subquery("carried")
+    total = func.sum(carried.c.operations)
+    names = select(carried.c.name).group_by(carried.c.name).order_by(total.desc(), carried.c.name).limit(limit)
+    return list((await conn.execute(names)).scalars())
 
 
 async def usage_gap(
@@ -144,21 +163,32 @@ def _check(dimensions: Sequence[str], start: datetime, end: datetime) -> None:
 
 
 async def _source(
-    conn: AsyncConnection, dimensions: Sequence[str], start: datetime, end: datetime, filters: Filters, tz: ZoneInfo
+    conn: AsyncConnection,
+    dimensions: Sequence[str],
+    start: datetime,
+    end: datetime,
+    filters: Filters,
+    tz: ZoneInfo,
+    only: ColumnElement[bool] | None,
 ) -> Subquery:
     tags = _tags(dimensions, filters)
     cuts = list(_cuts(dimensions, start, end, tz))
     step: Any = "hour" if "hour" in dimensions else "day"
-    if not tags:
+    if only is None and not tags:
         return await usage_rows(conn, start, end, cuts=cuts, step=step)
-    if _summed(tags, dimensions, filters):
+    if only is None and _summed(tags, dimensions, filters):
         rows = await tag_usage_rows(conn, start, end, cuts=cuts, step=step)
         return select(rows).where(rows.c.name == tags[0]).subquery("tagged")
-    which = (operation.c.started_at >= start) & (operation.c.started_at < end)
-    which &= (operation.c.id >= smallest_id(start - _ID_SLACK)) & (operation.c.id < smallest_id(end + _ID_SLACK))
+    which = _in_ledger(start, end) if only is None else _in_ledger(start, end) & only
     for name in tags:
         which &= operation.c.tags.has_key(name)
     return ledger_rows(which)
+
+
+def _in_ledger(start: datetime, end: datetime) -> ColumnElement[bool]:
+    started, identifier = operation.c.started_at, operation.c.id
+    ids = (identifier >= smallest_id(start - _ID_SLACK)) & (identifier < smallest_id(end + _ID_SLACK))
+    return (started >= start) & (started < end) & ids
 
 
 def _tags(dimensions: Sequence[str], filters: Filters) -> list[str]:

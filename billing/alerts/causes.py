@@ -6,14 +6,14 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts.finding import Measure, Rise
 from billing.alerts.message import Cause
-from billing.breakdown import UsageRow, usage_by
+from billing.breakdown import UsageRow, tag_names, usage_by
 from billing.filters import Filters
-from billing.usage_rows import tag_usage_rows
+from billing.tables import operation
 
 NAMED = 3
 """At most so many causes are named."""
@@ -22,7 +22,7 @@ LEAST_SHARE = 0.1
 DAYS = (1, 2, 7)
 """Before now: what is usual is the median of these."""
 MOST_TAGS = 8
-"""Names of tags that are looked at: those that most operations carry."""
+"""Names of tags that are looked at: those that most operations of the scopes carry."""
 
 Item = tuple[str, str]
 """Id and name."""
@@ -35,7 +35,7 @@ async def causes_of(conn: AsyncConnection, rise: Rise, scope_kind: str, scope_id
     found: list[tuple[float, Cause]] = []
     for (identifier, name), share, usual in shares(*await _amounts(conn, rise, filters, "key")):
         found.append((_said(share, usual), Cause("key", name, identifier, share)))
-    for tag in await _tag_names(conn, rise):
+    for tag in await tag_names(conn, rise.start, rise.end, filters, MOST_TAGS):
         for (value, _), share, usual in shares(*await _amounts(conn, rise, filters, f"tag:{tag}")):
             found.append((_said(share, usual), Cause("tag", f"{tag}={value}", f"{tag}={value}", share)))
     found = [each for each in found if each[1].id not in scopes.values() and each[1].share >= LEAST_SHARE]
@@ -71,13 +71,20 @@ async def _amounts(
     for start, end in spans:
         amounts: dict[Item, float] = {}
         share = 1.0 if start == rise.start else rise.passed
-        for row in await usage_by(conn, [dimension], start, end, filters):
+        for row in await usage_by(conn, [dimension], start, end, filters, only=_only(rise)):
             name = row.by[dimension]
             if name is not None and rise.currency in (None, row.currency):
                 item = row.ids.get(dimension) or name, name
                 amounts[item] = amounts.get(item, 0.0) + share * float(_measured(row, rise.measure))
         found.append(amounts)
     return found[0], found[1:]
+
+
+def _only(rise: Rise) -> ColumnElement[bool] | None:
+    """Of which operations the measure is, where no sums hold it."""
+    if rise.measure != "slow":
+        return None
+    return (operation.c.status == "ok") & (operation.c.total_seconds >= rise.seconds)
 
 
 def _measured(row: UsageRow, measure: Measure) -> Decimal:
@@ -87,13 +94,11 @@ def _measured(row: UsageRow, measure: Measure) -> Decimal:
         return Decimal(row.failed)
     if measure == "loss":
         return max(-(row.margin or Decimal(0)), Decimal(0))
+    if measure == "unpriced":
+        return Decimal(row.billed_unknown)
+    if measure == "slow":
+        return Decimal(row.operations)
     return Decimal(row.tokens.input_fresh + row.tokens.input_cache_write)
-
-
-async def _tag_names(conn: AsyncConnection, rise: Rise) -> list[str]:
-    rows = await tag_usage_rows(conn, rise.start, rise.end)
-    query = select(rows.c.name).group_by(rows.c.name).order_by(func.sum(rows.c.operations).desc(), rows.c.name)
-    return list((await conn.execute(query.limit(MOST_TAGS))).scalars())
 
 
 def _filters(scopes: Mapping[str, str]) -> Filters:

@@ -9,8 +9,9 @@ import msgspec
 from billing.allowances import ScopeKind
 from billing.usage_rows import floor
 
-Measure = Literal["billed", "failed", "loss", "fresh_tokens"]
-"""What of usage has risen: money billed, operations failed, cost above what was billed, prompt tokens not cached."""
+Measure = Literal["billed", "failed", "loss", "fresh_tokens", "unpriced", "slow"]
+"""What of usage has risen: money billed, operations failed, cost above what was billed, prompt tokens not cached,
+operations whose charge is unknown, answers that took long."""
 
 
 class Rise(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,14 +19,16 @@ class Rise(msgspec.Struct, frozen=True, kw_only=True):
 
     measure: Measure
     start: datetime
-    """Of an hour."""
+    """Of an hour, where the sums hold the measure."""
     end: datetime
+    seconds: float = 0.0
+    """From how many on an answer is slow; of that measure only."""
     currency: str | None = None
     also: Mapping[ScopeKind, str] = {}
     """Scopes that an operation must have beside the finding's."""
 
     def days_before(self, days: int) -> tuple[datetime, datetime]:
-        """Whole hours, which are summed up already."""
+        """To the end of an hour: whole hours are summed up already."""
         return self.start - timedelta(days=days), self._whole_end - timedelta(days=days)
 
     @property

@@ -108,6 +108,10 @@ async def world(engine: AsyncEngine) -> AsyncIterator[World]:
     yield made
 
 
+def caused(alert: Alert) -> dict[str, float]:
+    return {cause.name: round(cause.share, 2) for cause in alert.causes}
+
+
 async def use_up(conn: AsyncConnection, budget: UUID, settled: str) -> None:
     await conn.execute(
         update(budget_window).where(budget_window.c.budget_id == budget).values(settled=Decimal(settled))
@@ -224,12 +228,14 @@ async def test_a_small_spike_and_a_young_scope_are_no_alerts(world: World) -> No
 
 async def test_an_unpriced_model_is_named_until_it_has_a_price(world: World) -> None:
     await world.rule("unpriced_model", clear_minutes=0)
-    await world.spend(NOW - 5 * MINUTE, billed=None, model="gratis", count=3)
-    await world.spend(NOW - 5 * MINUTE, billed=None, model="tiny")
+    await world.spend(NOW - 5 * MINUTE, billed=None, model="gratis", count=3, key=world.search, feature="search")
+    await world.spend(NOW - 5 * MINUTE, billed=None, model="gratis")
+    await world.spend(NOW - 5 * MINUTE, billed=None, model="tiny", count=9)
     async with world.engine.begin() as conn:
         await prices.seed(conn, [PriceTerms(book="sale", model="tiny", currency="USD", input_fresh=Decimal(1))])
     [alert] = await world.evaluate()
-    assert alert.subject == "gratis" and "3 operations" in alert.summary
+    assert alert.subject == "gratis" and "4 operations" in alert.summary
+    assert caused(alert) == {"env=prod": 1, "search": 0.75, "feature=search": 0.75}
     async with world.engine.begin() as conn:
         await prices.seed(conn, [PriceTerms(book="sale", model="gratis", currency="USD", input_fresh=Decimal(0))])
     assert await world.evaluate() == []
@@ -249,14 +255,29 @@ async def test_errors(world: World) -> None:
     assert [each.id for each in await world.evaluate()] == [alert.id], "23% keep open what 25% open"
 
 
+async def test_a_cause_is_looked_for_in_the_tags_of_the_scope_whatever_others_have(world: World) -> None:
+    async with world.engine.begin() as conn:
+        other = await people.create_org(conn, "Umbrella")
+        key = (await people.create_key(conn, other, "server")).id
+    foreign = {f"a{number}": "x" for number in range(9)}
+    await world.spend(NOW - 5 * MINUTE, count=30, org_id=other, user_id=None, key=key, tags=foreign)
+    await world.spend(NOW - 5 * MINUTE, count=20, status="upstream_error", billed=Decimal(0), feature="search")
+    for scope in (("org", "*"), ("user", "*"), ("tag", "env=*")):
+        await world.rule("error_rate", *scope)
+    alerts = await world.evaluate()
+    assert sorted(alert.scope for alert in alerts) == ["org Acme", "tag env=prod", "user ada"]
+    assert all(caused(alert)["feature=search"] == 1 for alert in alerts)
+
+
 async def test_a_cache_that_is_not_hit_any_more(world: World) -> None:
     await world.rule("cache_hit_rate", "model", "tiny", minimum_tokens=1000)
     hit, missed = TokenClasses(input_fresh=200, input_cached=800), TokenClasses(input_fresh=900, input_cached=100)
     await world.spend(NOW - 2 * DAY, tokens=hit, count=3)
     await world.spend(NOW - 10 * MINUTE, tokens=hit, count=2)
     assert await world.evaluate() == []
-    await world.spend(NOW - 5 * MINUTE, tokens=missed, count=6)
+    await world.spend(NOW - 5 * MINUTE, tokens=missed, count=6, key=world.search, feature="search")
     [alert] = await world.evaluate()
+    assert caused(alert) == {"search": 0.93, "feature=search": 0.93, "env=prod": 1}
     assert alert.details["usual_rate"] == pytest.approx(0.8)
     assert alert.details["rate"] == pytest.approx(2200 / 8000)
 
@@ -280,8 +301,10 @@ async def test_slow_answers(world: World) -> None:
     await world.spend(NOW - 5 * MINUTE, count=30, total_seconds=1.0, feature="search")
     await world.spend(NOW - 20 * MINUTE, count=30, total_seconds=9.0)
     assert await world.evaluate() == []
-    await world.spend(NOW - 5 * MINUTE, count=2, total_seconds=9.0, feature="search")
+    await world.spend(NOW - 5 * MINUTE, count=2, total_seconds=9.0, feature="search", key=world.search)
+    await world.spend(NOW - 5 * MINUTE, count=2, total_seconds=9.0, status="upstream_error", feature="search")
     [alert] = await world.evaluate()
+    assert caused(alert) == {"search": 1, "env=prod": 1}, "the scope itself is no cause; what failed is no slow answer"
     assert alert.scope == "tag feature=search" and alert.details["p95_seconds"] > 2
 
 

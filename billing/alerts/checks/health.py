@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, cast, delete, func, insert, literal, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.alerts.finding import Finding
+from billing.alerts.finding import Finding, Rise
 from billing.alerts.kinds import EngineIdle, Latency, SpoolDepth
 from billing.alerts.money import amount, percent
 from billing.alerts.scopes import EACH, RuleScope
@@ -81,6 +81,7 @@ async def latency(conn: AsyncConnection, rule: Latency, scope: RuleScope, now: d
                 summary=f"Of {row.answered} answers in the last {rule.minutes} minutes the slowest 5% took"
                 f" {row.p95:.3g} seconds or longer; {rule.seconds:g} are allowed.",
                 details={"p95_seconds": row.p95, "answered": row.answered, "minutes": rule.minutes},
+                rise=Rise(measure="slow", start=start, end=now, seconds=rule.seconds),
             )
 
 

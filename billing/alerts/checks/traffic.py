@@ -65,6 +65,7 @@ async def unpriced_model(
                 summary=f"The model {row.part} has no price: {row.billed_unknown} operations since {start:%H:%M} UTC"
                 " are billed as unknown. Give it a price; `farthing prices` says how.",
                 details={"model": row.part, "operations": row.billed_unknown, "currency": row.currency},
+                rise=Rise(measure="unpriced", start=start, end=now, also={"model": row.part}),
             )
 
 
