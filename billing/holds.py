@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -11,7 +10,7 @@ from billing import refusals
 from billing.lease_pool import Pool
 from billing.pots import EXACT, NOTHING, ONE, Account, Pot
 from billing.records import Charge
-from billing.refusals import BudgetError, LimitExceeded
+from billing.refusals import BudgetError, LimitExceeded, Rate
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -34,15 +33,6 @@ class Part(msgspec.Struct, frozen=True, eq=False):
     def short(self) -> bool:
         """Whether the lease does not have it. Nothing always fits: a free model passes an exhausted budget."""
         return self.amount > self.pot.free and self.amount > 0
-
-
-class Rate(NamedTuple):
-    """A limit as a caller may be told of it, after its own call."""
-
-    limit: int
-    remaining: int
-    """As far as this replica knows."""
-    reset_seconds: float
 
 
 class Hold:

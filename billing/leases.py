@@ -20,7 +20,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.allowances import ScopeKind, Unit
-from billing.holds import Hold, Need, Part, Rate, other_currency, parts_of, refusal
+from billing.holds import Hold, Need, Part, other_currency, parts_of, refusal
 from billing.lease_pool import Pool
 from billing.lease_rounds import Rounds
 from billing.lease_store import Store
@@ -32,6 +32,7 @@ from billing.refusals import (
     BudgetExhausted,
     LimitExceeded,
     OtherCurrencyError,
+    Rate,
     UnpricedError,
     WalletExhausted,
 )

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from decimal import Decimal
+from typing import NamedTuple
 
 from billing.allowances import Allowance, LimitKind, ScopeKind
 from billing.pots import EXACT
@@ -41,13 +42,25 @@ class OtherCurrencyError(BudgetError):
     """A hard budget is in another currency than the one that calls are charged in, so nothing can be compared."""
 
 
+class Rate(NamedTuple):
+    """A limit as a caller may be told of it, after its own call."""
+
+    limit: int
+    remaining: int
+    """As far as this replica knows."""
+    reset_seconds: float
+
+
 class LimitExceeded(Exception):  # noqa: N818 - the name of a state that callers know
     """A limit refuses a call. `str()` is a sentence for the caller; `scope_id` is for the operator.
 
     `retry_after` is in seconds; None when the call alone asks for more than the limit, so that no wait helps.
+    `rate` is the limit by the minute, without this call; None for calls at once, which have no window.
     """
 
-    def __init__(self, kind: LimitKind, terms: Allowance, retry_after: float | None, sentence: str) -> None:
+    def __init__(
+        self, kind: LimitKind, terms: Allowance, retry_after: float | None, sentence: str, rate: Rate | None = None
+    ) -> None:
         super().__init__(sentence)
         self.kind: LimitKind = kind
         self.scope_kind: ScopeKind = terms.scope_kind
@@ -55,6 +68,7 @@ class LimitExceeded(Exception):  # noqa: N818 - the name of a state that callers
         self.also: dict[ScopeKind, str] = terms.also
         self.limit: int = int(terms.limit_amount)
         self.retry_after: float | None = retry_after
+        self.rate: Rate | None = rate
 
 
 CONCURRENT_RETRY_SECONDS = 1.0
@@ -90,11 +104,12 @@ def exceeded(terms: Allowance, amount: Decimal, remaining: Decimal, reset_second
         wait = CONCURRENT_RETRY_SECONDS
         sentence = f"{whose} of {limit:f} calls at the same time is reached"
         return LimitExceeded("concurrent", terms, None if too_much else wait, sentence)
+    rate = Rate(int(limit), int(remaining), reset_seconds)
     if terms.unit == "requests":
         sentence = f"{whose} of {limit:f} requests a minute is reached"
-        return LimitExceeded("requests", terms, None if too_much else reset_seconds, sentence)
+        return LimitExceeded("requests", terms, None if too_much else reset_seconds, sentence, rate)
     sentence = f"this call could use {amount:f} tokens and {whose} of {limit:f} tokens a minute has {remaining:f} left"
-    return LimitExceeded("tokens", terms, None if too_much else reset_seconds, sentence)
+    return LimitExceeded("tokens", terms, None if too_much else reset_seconds, sentence, rate)
 
 
 def _plain(amount: Decimal) -> str:

@@ -6,6 +6,7 @@ vendors' SDKs obey both; without them they would send a refused request three ti
 """
 
 import math
+from typing import Literal
 
 from billing.leases import (
     BudgetError,
@@ -16,6 +17,7 @@ from billing.leases import (
     WalletExhausted,
 )
 from billing.records import Status
+from gateway.rate_headers import rate_headers
 
 LONGEST_RETRY_SECONDS = 60
 """The vendors' SDKs obey no longer Retry-After: they would ask again within seconds instead."""
@@ -118,7 +120,7 @@ def budget_refusal(error: BudgetError) -> ApiError:
 
 
 def limit_refusal(error: LimitExceeded) -> ApiError:
-    """429 for a rate limit's refusal."""
+    """429 for a rate limit's refusal. It is where a client needs what the limit leaves most, to pace itself."""
     if error.retry_after is None:
         advice = "Waiting does not help: send less at once, or ask your operator to raise the limit."
         headers = dict(NO_RETRY)
@@ -127,7 +129,9 @@ def limit_refusal(error: LimitExceeded) -> ApiError:
         advice = f"Try again in {seconds} second{'s' if seconds > 1 else ''}."
         headers = {"retry-after": str(seconds)} | (NO_RETRY if seconds > LONGEST_RETRY_SECONDS else {})
     text = f"Refused: {error}{_whose(error)}. {advice}"
-    kind = "tokens" if error.kind == "tokens" else "requests"
+    kind: Literal["requests", "tokens"] = "tokens" if error.kind == "tokens" else "requests"
+    if error.rate is not None:
+        headers |= rate_headers(kind, error.rate)
     return ApiError(429, "rate_limit_exceeded", text, outcome="refused", headers=headers, type=kind)
 
 

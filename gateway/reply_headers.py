@@ -1,6 +1,7 @@
 """What the headers of an answer tell of how it came about."""
 
 from gateway.operation import Operation
+from gateway.rate_headers import rate_headers
 
 MOST_DROPPED = 20
 """More names of what was left out are not told: some clients take no long headers."""
@@ -17,9 +18,8 @@ def reply_headers(operation: Operation) -> dict[str, str]:
     if operation.dropped:
         headers["x-farthing-dropped-params"] = ", ".join(operation.dropped[:MOST_DROPPED])
     if operation.hold is not None:
-        for name, rate in (("requests", operation.hold.requests), ("tokens", operation.hold.tokens)):
-            if rate is not None:
-                headers[f"x-ratelimit-limit-{name}"] = str(rate.limit)
-                headers[f"x-ratelimit-remaining-{name}"] = str(max(rate.remaining, 0))
-                headers[f"x-ratelimit-reset-{name}"] = f"{rate.reset_seconds:.3f}s"
+        if operation.hold.requests is not None:
+            headers |= rate_headers("requests", operation.hold.requests)
+        if operation.hold.tokens is not None:
+            headers |= rate_headers("tokens", operation.hold.tokens)
     return headers
