@@ -139,11 +139,12 @@ async def test_unknown_fields_are_forwarded_byte_for_byte(gateway: Gateway, upst
 
 async def test_who_and_whence_reach_the_engine(gateway: Gateway, upstream: Scripted) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers={"traceparent": parent})
+    context = {"traceparent": parent, "tracestate": "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"}
+    answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers=context)
     sent = upstream.chats[0].headers
     assert sent["x-farthing-tenant"] == str(gateway.people.org)
     assert sent["x-farthing-request-id"] == answer.headers["x-farthing-trace-id"] + ".1"
-    assert sent["traceparent"].split("-")[1] == parent.split("-")[1]
+    assert {name: sent[name] for name in context} == context
     assert "authorization" not in sent
 
 

@@ -13,12 +13,15 @@ from tests.gateway.running import CHAT, Gateway, running_gateway
 from tests.gateway.scripted import Scripted
 
 
-async def test_a_trace_with_its_steps(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trace_with_its_steps(
+    settings: dict[str, Any], upstream: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with collector() as (port, exports):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         async with running_gateway(settings) as gateway:
-            answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers={"traceparent": parent})
+            context = {"traceparent": parent, "tracestate": "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"}
+            answer = await gateway.http.post("/v1/chat/completions", json=CHAT, headers=context)
         found = [resource for body in exports for resource in ExportTraceServiceRequest.FromString(body).resource_spans]
         spans = [span for resource in found for scope in resource.scope_spans for span in scope.spans]
         names = {span.name for span in spans} - {"flush"}  # where the row waits for a thread
@@ -26,6 +29,11 @@ async def test_a_trace_with_its_steps(settings: dict[str, Any], monkeypatch: pyt
         assert {span.trace_id.hex() for span in spans} == {parent.split("-")[1]}
         (root,) = [span for span in spans if span.name == "operation"]
         assert root.parent_span_id.hex() == parent.split("-")[2]
+        (dispatch,) = [span for span in spans if span.name == "dispatch"]
+        assert dispatch.parent_span_id == root.span_id
+        sent = upstream.chats[0].headers
+        assert sent["traceparent"] == f"00-{parent.split('-')[1]}-{dispatch.span_id.hex()}-01"
+        assert sent["tracestate"] == context["tracestate"]
         attributes = {a.key: a.value.string_value for a in root.attributes}
         assert attributes == {
             "farthing.operation_id": answer.headers["x-farthing-trace-id"],
