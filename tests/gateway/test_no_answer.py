@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -44,17 +45,26 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
     return with_claude(settings)
 
 
+USED = {"prompt_tokens": 7, "completion_tokens": 3}
+USED_COST = Decimal(7 * 10 + 3 * 20) / 1_000_000
+"""At the hosted model's cost prices. What an attempt cost that reported nothing is not known."""
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"choices": []}, {"choices": None, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}, []]
+    ("body", "cost"),
+    [({}, None), ({"choices": []}, None), ({"choices": None, "usage": USED}, USED_COST), ([], None)],
 )
-async def test_a_whole_answer_without_one(gateway: Gateway, upstream: Scripted, body: Any) -> None:
+async def test_a_whole_answer_without_one(
+    gateway: Gateway, upstream: Scripted, body: Any, cost: Decimal | None
+) -> None:
     upstream.script = whole(body)
     answer = await gateway.chat(model="hosted")
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "upstream_error"
     row = await gateway.row()
     assert (row["status"], row["http_status"], row["billed"]) == ("upstream_error", 502, 0)
-    assert [(a["status"], a["http_status"], a["billed"]) for a in row["attempts"]] == [("upstream_error", 200, 0)] * 3
+    attempts = [(a["status"], a["http_status"], a["billed"], a["cost"]) for a in row["attempts"]]
+    assert attempts == [("upstream_error", 200, 0, cost)] * 3
 
 
 async def test_embeddings_without_one(gateway: Gateway, upstream: Scripted) -> None:
