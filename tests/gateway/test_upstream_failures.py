@@ -102,6 +102,19 @@ async def test_a_restart_is_waited_for(settings: dict[str, Any], upstream: Scrip
         assert attempt["number"] == 1
 
 
+async def test_a_gateway_that_is_up_before_its_engine(settings: dict[str, Any], upstream: Scripted) -> None:
+    settings["upstreams"]["engine"]["connect_window_seconds"] = 10.0
+    await upstream.stop()
+    async with running_gateway(settings) as gateway:
+        asking = asyncio.create_task(gateway.chat())
+        await asyncio.sleep(0.4)
+        assert not asking.done()
+        await upstream.start()
+        assert (await asking).status_code == 200
+        (attempt,) = (await gateway.row())["attempts"]
+        assert (attempt["number"], attempt["status"]) == (1, "ok")
+
+
 async def test_an_upstream_that_stays_away(gateway: Gateway, upstream: Scripted) -> None:
     await upstream.stop()
     answer = await gateway.chat()
