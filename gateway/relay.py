@@ -16,8 +16,9 @@ from gateway.exchange import Exchange
 from gateway.operation import Attempt, Operation
 from gateway.reply_headers import reply_headers
 from gateway.rows import Rows
-from gateway.settlement import CHARACTERS_PER_TOKEN, settled_usage
+from gateway.settlement import settled_usage
 from gateway.upstreams.answer import EMPTY, Answer
+from gateway.upstreams.characters import CHARACTERS_PER_TOKEN
 from gateway.upstreams.frames import Frame, MalformedError, fields_of
 from gateway.upstreams.sse import EventTooLargeError
 from gateway.upstreams.transport import BrokenError

@@ -343,8 +343,8 @@ def _model_problems(settings: Settings) -> Problems:
                 known = ", ".join(settings.upstreams)
                 yield here, f"the upstream {target.upstream!r} is not among [upstreams]: {known}"
             elif upstream.kind == "engine" and (target.cost or target.priority_cost) is not None:
-                name = "cost" if target.cost is not None else "priority_cost"
-                yield (*here, name), f"an engine's cost is its device_price_per_hour, remove `{name}`"
+                given = "cost" if target.cost is not None else "priority_cost"
+                yield (*here, given), f"an engine's cost is its device_price_per_hour, remove `{given}`"
             for of, cost in (("cost", target.cost), ("priority_cost", target.priority_cost)):
                 if cost is not None and cost.per_cached_answer is not None:
                     text = "an answer from the response cache costs no upstream anything: give it in `price`"

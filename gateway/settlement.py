@@ -32,10 +32,10 @@ from gateway.call import Call
 from gateway.operation import Attempt, Operation, Priced
 from gateway.routing.rules import about_tokens
 from gateway.tiers import served_tier
+from gateway.upstreams.characters import CHARACTERS_PER_TOKEN
 from gateway.upstreams.usage import Usage, classes_of
 from gateway.upstreams.usage_dialect import CostedUsage
 
-CHARACTERS_PER_TOKEN = 4
 NOTHING_USED = "usage has no tokens, and there is an answer"
 COSTED_IN = "USD"
 """Currency of the cost in a `CostedUsage`."""

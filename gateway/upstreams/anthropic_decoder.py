@@ -9,6 +9,7 @@ import msgspec
 from gateway.upstreams import surrogates
 from gateway.upstreams.anthropic_message import detail, finish, said_in
 from gateway.upstreams.anthropic_usage import Counts
+from gateway.upstreams.characters import characters, in_a_piece
 from gateway.upstreams.frames import Frame, MalformedError, error_text
 
 Json = dict[str, Any]
@@ -83,11 +84,11 @@ class AnthropicDecoder:
             raise MalformedError("it sent something that is not an answer of Anthropic's")
         self._message = message
         usage, odd = self._counts.take(message.usage)
-        said, characters = said_in(message.content)
+        said, length = said_in(message.content)
         ending = finish(message.stop_reason, message.stop_sequence)
         choice = {"index": 0, "message": {"role": "assistant", **said}, "logprobs": None, **ending}
         raw = self._object("chat.completion", [choice]) | {"usage": usage}
-        frame = Frame(msgspec.json.encode(raw), True, ending["finish_reason"], characters, usage, odd=odd)
+        frame = Frame(msgspec.json.encode(raw), True, ending["finish_reason"], length, usage, odd=odd)
         frame.native = body if self._native else None
         return frame
 
@@ -131,7 +132,7 @@ class AnthropicDecoder:
             name = str(start.get("name", ""))
             function = {"name": name, "arguments": arguments}
             call = {"index": block.call, "id": start.get("id"), "type": "function", "function": function}
-            return self._said({"tool_calls": [call]}, len(name) + len(arguments))
+            return self._said({"tool_calls": [call]}, characters(name + arguments))
         if kind == "redacted_thinking":
             return self._said({"reasoning_details": [self._detail("encrypted", data=start.get("data"))]}, 0)
         grow = _FIRST.get(kind)
@@ -141,11 +142,11 @@ class AnthropicDecoder:
         kind = delta.get("type")
         if kind == "text_delta":
             text = str(delta.get("text", ""))
-            return self._said({"content": text}, len(text))
+            return self._said({"content": text}, characters(text))
         if kind == "thinking_delta":
             text = str(delta.get("thinking", ""))
             block.thought += text.encode()
-            return self._said({"reasoning_content": text}, len(text))
+            return self._said({"reasoning_content": text}, characters(text))
         if kind == "signature_delta":
             signed = self._detail("text", text=block.thought.decode(), signature=delta.get("signature"))
             return self._said({"reasoning_details": [signed]}, 0)
@@ -153,7 +154,7 @@ class AnthropicDecoder:
         if kind != "input_json_delta" or block.kind != "tool_use" or not text:
             return None
         block.grown = True
-        return self._said({"tool_calls": [{"index": block.call, "function": {"arguments": text}}]}, len(text))
+        return self._said({"tool_calls": [{"index": block.call, "function": {"arguments": text}}]}, characters(text))
 
     def _close(self, block: _Block) -> Frame | None:
         """A call without arguments sends none, where OpenAI's has those of an empty object."""
@@ -165,10 +166,10 @@ class AnthropicDecoder:
         index, self._thoughts = self._thoughts, self._thoughts + 1
         return detail(kind, index, **fields)
 
-    def _said(self, delta: Json, characters: int) -> Frame:
+    def _said(self, delta: Json, length: int) -> Frame:
         choice = {"index": 0, "delta": delta, "finish_reason": None}
         raw = msgspec.json.encode(self._object("chat.completion.chunk", [choice]))
-        return Frame(raw, has_choices=True, characters=characters, plain=True)
+        return Frame(raw, has_choices=True, characters=in_a_piece(length), plain=True)
 
     def _object(self, kind: str, choices: list[Json]) -> Json:
         identity = {"id": self._message.id, "object": kind, "created": self._created, "model": self._message.model}

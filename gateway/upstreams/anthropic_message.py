@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.upstreams.characters import characters
+
 Json = dict[str, Any]
 
 _FINISH = {
@@ -27,7 +29,7 @@ def detail(kind: str, index: int, **fields: Any) -> Json:
 
 
 def said_in(content: list[Json]) -> tuple[Json, int]:
-    """(a message's fields, how many characters were generated for it)."""
+    """(a message's fields, how many characters were generated for it: see `characters`)."""
     texts: list[str] = []
     thoughts: list[str] = []
     details: list[Json] = []
@@ -50,5 +52,5 @@ def said_in(content: list[Json]) -> tuple[Json, int]:
     said |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
     said |= {"reasoning_details": details} if details else {}
     said |= {"tool_calls": calls} if calls else {}
-    called = sum(len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls)
-    return said, sum(map(len, texts)) + sum(map(len, thoughts)) + called
+    called = [call["function"][part] for call in calls for part in ("name", "arguments")]
+    return said, sum(map(characters, [*texts, *thoughts, *called]))

@@ -7,6 +7,7 @@ import msgspec
 
 from engine.protocol import Account
 from gateway.upstreams import surrogates
+from gateway.upstreams.characters import characters, in_a_piece
 from gateway.upstreams.usage import Usage, read_usage
 
 DONE = b"data: [DONE]\n\n"
@@ -90,12 +91,12 @@ class ChatDecoder:
         try:
             facts = surrogates.decode(_FACTS, body)
             finish: str | None = None
-            characters = 0
+            said = 0
             for choice in facts.choices or ():
                 finish = finish or choice.finish_reason
-                characters += _characters(choice)
+                said += in_a_piece(_said(choice))
             plain = not facts.usage and not facts.farthing
-            frame = Frame(body, bool(facts.choices), finish, characters, plain=plain)
+            frame = Frame(body, bool(facts.choices), finish, said, plain=plain)
             if not plain or facts.data or facts.service_tier or facts.error is not None:  # seldom, in mid-stream
                 self._take_more(frame, facts)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -181,16 +182,16 @@ def _possible(account: Account) -> bool:
     return all(number is None or 0 <= number <= MOST_IN_ACCOUNT for number in msgspec.structs.astuple(account))
 
 
-def _characters(choice: _Choice) -> int:
+def _said(choice: _Choice) -> int:
     text = choice.delta or choice.message
     if text is None:
-        return len(choice.text or "")
+        return characters(choice.text or "")
     content = text.content
-    size = len(content) if isinstance(content, str) else _part_characters(content)
+    size = characters(content) if isinstance(content, str) else _part_characters(content)
     if thought := text.reasoning_content or text.reasoning:
-        size += len(thought)
+        size += characters(thought)
     if text.refusal:
-        size += len(text.refusal)
+        size += characters(text.refusal)
     for call in text.tool_calls or ():
         if call.function is not None:
             size += len(call.function.name or "") + max(len(bytes(call.function.arguments)) - 2, 0)
@@ -201,7 +202,7 @@ def _part_characters(parts: list[Any] | None) -> int:
     if not parts:
         return 0
     texts = (part.get("text") for part in parts if isinstance(part, dict))
-    return sum(len(text) for text in texts if isinstance(text, str))
+    return sum(characters(text) for text in texts if isinstance(text, str))
 
 
 class _Error(msgspec.Struct):

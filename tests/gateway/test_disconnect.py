@@ -5,6 +5,9 @@ import json
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
+from gateway.upstreams.characters import characters
 from tests.gateway.batching import eventually
 from tests.gateway.pooled import until
 from tests.gateway.running import CHAT, Gateway, running_gateway
@@ -103,14 +106,18 @@ async def test_while_the_upstream_is_awaited(settings: dict[str, Any], upstream:
         assert (row["status"], row["attempts"], row["billed"]) == ("client_closed", [], 0)
 
 
-async def test_a_hosted_stream_is_cut_and_what_was_sent_is_estimated(gateway: Gateway, upstream: Scripted) -> None:
+@pytest.mark.parametrize("text", ["four", "a", "你好啊"])
+async def test_a_hosted_stream_is_cut_and_what_was_sent_is_estimated(
+    gateway: Gateway, upstream: Scripted, text: str
+) -> None:
+    """Never less than a token for each piece, whatever it is written in."""
     cut = asyncio.Event()
 
     async def script(_: Request, connection: Connection) -> None:
         await connection.start()
         try:
             while True:
-                choice = {"index": 0, "delta": {"content": "four"}, "finish_reason": None}
+                choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
                 await connection.frame({"choices": [choice]})
                 await asyncio.sleep(0.02)
         except ConnectionError:
@@ -123,7 +130,7 @@ async def test_a_hosted_stream_is_cut_and_what_was_sent_is_estimated(gateway: Ga
     row = await gateway.row()
     (attempt,) = row["attempts"]
     assert (row["status"], attempt["usage_source"]) == ("client_closed", "estimated")
-    assert 5 <= attempt["output_text"] < 50
+    assert 5 * max(1, characters(text) // 4) <= attempt["output_text"] < 100
     await asyncio.wait_for(cut.wait(), 5)
 
 

@@ -158,6 +158,12 @@ def test_mistakes_are_named_with_line_and_column(
     assert f"farthing.toml:{place}: " in text and said in text
 
 
+def test_two_mistakes_of_one_model_have_their_own_places(tmp_path: Path) -> None:
+    both = '[{ upstream = "engine", cost = {} }]\nhedge_after_seconds = 1\nfallbacks = ["x"]'
+    lines = broken(tmp_path, ('["engine"]', both)).splitlines()
+    assert [line.split(":")[1:3] for line in lines] == [["12", "44"], ["13", "23"], ["14", "14"]]
+
+
 def test_all_mistakes_are_named_at_once_from_top_to_bottom(tmp_path: Path) -> None:
     path = tmp_path / "farthing.toml"
     path.write_text(SAMPLE.replace("threshold = 0.5", "thresh = 1").replace('"0.60"', '"-1"').replace('"USD"', "7"))

@@ -234,6 +234,29 @@ async def test_refusals_that_concern_the_caller_pass_through(gateway: Gateway, u
     assert row["attempts"][0]["http_status"] == status
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (429, "rate_limit_exceeded", {"retry-after": "1"}),
+        (429, "insufficient_quota", {"x-should-retry": "false"}),
+        (402, "insufficient_balance", {"x-should-retry": "false"}),
+    ],
+)
+async def test_who_came_too_often_or_has_no_more_is_told_whether_to_ask_again(
+    gateway: Gateway, upstream: Scripted, status: int, code: str, told: dict[str, str]
+) -> None:
+    """Also where the upstream does not say: an SDK would ask three times."""
+
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.json({"error": {"message": "no", "code": code}}, status)
+
+    upstream.script = script
+    answer = await gateway.chat()
+    assert answer.status_code == (502 if status == 402 else status)
+    assert {name: answer.headers.get(name) for name in told} == told
+    assert len(answer.headers.keys() & {"retry-after", "x-should-retry"}) == 1
+
+
 @pytest.mark.parametrize("status", [401, 403, 500, 301])
 async def test_refusals_that_concern_the_operator_become_502(gateway: Gateway, upstream: Scripted, status: int) -> None:
     async def script(_: Request, connection: Connection) -> None:
