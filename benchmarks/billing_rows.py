@@ -10,6 +10,8 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import operations, people, reports
+from billing.devices import device_hours
+from billing.explanation import explain
 from billing.forecast import forecast_month
 from billing.partitions import BY_DAY, ensure_partition
 from billing.rollups import refresh
@@ -59,6 +61,12 @@ _FILL = text("""
 """)
 
 
+_TWO_USERS = text("""
+    SELECT org_id, (SELECT id FROM app_user WHERE name = 'quiet'), (SELECT id FROM members WHERE number = 1)
+    FROM app_user WHERE name = 'quiet'
+""")
+
+
 async def fill(engine: AsyncEngine, rows: int, say: Say) -> Figures:
     """So many operations with an attempt each, spread over the days until now; then their rollups."""
     began = time.perf_counter()
@@ -104,6 +112,7 @@ async def _people(engine: AsyncEngine) -> None:
         await conn.execute(
             text("CREATE TABLE members AS SELECT id, org_id, row_number() OVER (ORDER BY id) AS number FROM app_user")
         )
+        await people.create_user(conn, org_id, "quiet")
         # One key each in the rows: the second ones are there for the list of keys.
         await conn.execute(text("UPDATE api_key SET user_id = NULL WHERE name = 'server'"))
 
@@ -127,17 +136,30 @@ async def questions(engine: AsyncEngine, say: Say) -> Figures:
 
 async def _asked(engine: AsyncEngine, now: datetime) -> dict[str, Callable[[AsyncConnection], Awaitable[Any]]]:
     starts = [start_of(period, now) for period in PERIODS]
+    half = select(operation.c.id).where(operation.c.started_at < now - timedelta(days=DAYS / 2))
     async with engine.connect() as conn:
-        some = (await conn.execute(select(operation.c.id).limit(1))).scalar_one()
+        some = (await conn.execute(half.order_by(operation.c.started_at.desc()).limit(1))).scalar_one()
+        org_id, quiet, busy = (await conn.execute(_TWO_USERS)).one()
     asked: dict[str, Callable[[AsyncConnection], Awaitable[Any]]] = {
         "latest 10": partial(operations.latest_operations, limit=10),
         "latest 100": partial(operations.latest_operations, limit=100),
+        "100 older ones": partial(operations.operations_before, cursor=some, limit=100),
+        "100 newer ones": partial(operations.operations_after, cursor=some, limit=100),
         "one operation": partial(operations.find_operation, operation_id=some),
+        "one operation explained": partial(explain, operation_id=some),
         "totals of all periods": partial(reports.total_spending, starts=starts),
         "users": partial(reports.user_spending, starts=starts),
         "the month's forecast": forecast_month,
+        "devices, 30d": partial(device_hours, start=starts[-1], end=now),
     }
-    for name in ("user", "key", "day", "tag:feature"):
+    for who, user_id in (("a busy user", busy), ("a user without operations", quiet)):
+        within = reports.Within(org_id=org_id, user_id=user_id)
+        asked |= {
+            f"latest 100 of {who}": partial(operations.latest_operations, limit=100, within=within),
+            f"totals of {who}": partial(reports.total_spending, starts=starts, within=within),
+            f"usage of {who} by key, 30d": partial(usage.gather, by="key", period=PERIODS[-1], now=now, within=within),
+        }
+    for name in (*usage.NAMES, "tag:feature"):
         asked[f"usage by {name}, 30d"] = partial(
             usage.gather, by=name, period=PERIODS[-1], now=now, within=reports.EVERYTHING
         )

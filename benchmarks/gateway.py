@@ -28,6 +28,7 @@ from benchmarks.servers import Foreign, Running, start
 
 PACKAGES = ("farthing", "litestar", "uvicorn", "uvloop", "msgspec")
 COSTS = {"requests": "requests, 32 at once", "streams": "streams of 20 chunks, 16 at once"}
+SOAKED = ("memory after 20%", "memory after 100%")
 TARGETS = {"litellm": "30", "portkey": "3"}
 
 Found = dict[tuple[str, str], float]
@@ -114,6 +115,10 @@ def compare(report: Report, medians: dict[tuple[str, str, str], float]) -> None:
     for name, (place, target) in own.items():
         if (value := medians.get(place)) is not None:
             report.ratios[name], report.targets[name], report.basis[name] = value, target, "farthing"
+    soak = [value for (_, system, metric), value in medians.items() if system == "farthing" and metric in SOAKED]
+    if len(soak) == 2:
+        report.ratios["memory_growth"], report.targets["memory_growth"] = soak[1] / soak[0], "<1.05"
+        report.basis["memory_growth"] = f"farthing: {SOAKED[1]} over {SOAKED[0]}"
     added, flush = (medians.get(("50 requests a second", "farthing", name)) for name in ("added p50", FLUSH))
     if added is not None and flush is not None:
         report.ratios["added_p50_without_flush_ms"] = added - flush
