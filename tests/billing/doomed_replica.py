@@ -1,7 +1,7 @@
 """A process that lives as a gateway does (admit, serve, spool, copy) until the test kills it.
 
 Run as `python -m tests.billing.doomed_replica URL FOLDER`. It prints the id of each operation once it is spooled,
-and `refused` for each that a budget refused.
+`refused` for each that a budget refused, and `recovered` when it has copied and freed what the process before left.
 """
 
 import asyncio
@@ -17,6 +17,13 @@ from billing.ledger import Ledger
 from billing.notices import Notices
 from billing.spool import Spool
 from tests.billing.replicas import admit, row
+
+
+class Recovering(Ledger):
+    async def recover(self) -> int:
+        freed = await super().recover()
+        say("recovered")
+        return freed
 
 
 async def serve(leases: Leases, spool: Spool) -> None:
@@ -48,7 +55,7 @@ async def main() -> None:
     spool = Spool(Path(sys.argv[2]))
     notices = Notices(engine)
     leases = Leases(engine, spool.replica, "USD", notices)
-    parts = (notices.run(), leases.run(), Ledger(engine, spool).run())
+    parts = (notices.run(), leases.run(), Recovering(engine, spool).run())
     await asyncio.gather(*parts, *(serve(leases, spool) for _ in range(6)))
 
 
