@@ -2,12 +2,15 @@
 """kill -9 of the gateway, of PostgreSQL and of both, in the middle of streams and batches: one row for every answer."""
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -56,10 +59,43 @@ async def test_a_stream_of_a_killed_gateway_has_its_row(
     assert (one["input_fresh"], one["output_text"]) == (len("hi " * 50) // 4, -(-len("Hello world, how are you?") // 4))
 
 
-async def test_a_batch_that_was_half_copied_is_copied_once(launcher: Launcher, client: Gateway, port: int) -> None:
-    """The gateway is killed in its transaction, between the operations' COPY and that of their attempts."""
+@contextlib.asynccontextmanager
+async def killable_postgres(
+    launcher: Launcher, port: int, folder: Path
+) -> AsyncIterator[tuple[EmbeddedPostgres, Gateway]]:
+    """A server that no other test needs, for the gateways of `launcher`; and what calls them and reads their rows."""
+    server = EmbeddedPostgres(folder, {"max_connections": "100"})
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, server.stop)
+        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(upgrade, server.url)
+        launcher.environment["FARTHING_DATABASE_URL"] = server.url
+        engine = create_async_engine(server.url, pool_pre_ping=True)
+        stack.push_async_callback(engine.dispose)
+        people = await make_people(engine)
+        url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {people.secret}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False) as http:
+            yield server, Gateway(url, people, engine, http)
+
+
+def kill(server: EmbeddedPostgres) -> None:
+    process = server._process
+    assert process is not None
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("victims", ["gateway", "postgres", "both"])
+async def test_a_batch_that_was_half_copied_is_copied_once(
+    launcher: Launcher, port: int, postgres_folder: Path, victims: str
+) -> None:
+    """They are killed in the gateway's transaction, between the operations' COPY and that of their attempts."""
     waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'attempt'::regclass")
-    async with launcher.running(port) as process:
+    async with contextlib.AsyncExitStack() as stack:
+        server, client = await stack.enter_async_context(
+            killable_postgres(launcher, port, postgres_folder / f"half-copied-{victims}")
+        )
+        process = await stack.enter_async_context(launcher.running(port))
         answered = {(await client.chat()).headers["x-farthing-trace-id"]}
         await client.rows(1)
         async with client.engine.connect() as blocking, client.engine.connect() as looking:
@@ -68,11 +104,19 @@ async def test_a_batch_that_was_half_copied_is_copied_once(launcher: Launcher, c
             async with asyncio.timeout(30):
                 while not (await looking.execute(waiting)).scalar_one():  # noqa: ASYNC110 - it happens in the database
                     await asyncio.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+            if victims != "postgres":
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
             assert (await looking.execute(text("SELECT count(*) FROM operation"))).scalar_one() == 1, "not committed"
-            await blocking.rollback()
-    async with launcher.running(port):
+            if victims != "gateway":
+                await asyncio.to_thread(kill, server)
+                for connection in (blocking, looking):
+                    await connection.invalidate()
+                await asyncio.to_thread(server.start)
+            else:
+                await blocking.rollback()
+        if victims != "postgres":
+            await stack.enter_async_context(launcher.running(port))
         rows = await client.rows(4)
     assert {str(row["id"]) for row in rows} == answered
     assert [len(row["attempts"]) for row in rows] == [1] * 4
@@ -85,12 +129,6 @@ async def test_every_answer_has_one_row_whoever_is_killed(
     postgres_folder: Path,
 ) -> None:
     """Gateway and PostgreSQL are killed in turn and together while calls go on; what callers saw is in the ledger."""
-    server = EmbeddedPostgres(postgres_folder / "killed", {"max_connections": "100"})
-    await asyncio.to_thread(server.start)
-    await asyncio.to_thread(upgrade, server.url)
-    launcher.environment["FARTHING_DATABASE_URL"] = server.url
-    engine = create_async_engine(server.url, pool_pre_ping=True)
-    people = await make_people(engine)
     answered: set[str] = set()
     upstream.pause = 0.01
 
@@ -108,22 +146,14 @@ async def test_every_answer_has_one_row_whoever_is_killed(
             except httpx.TransportError:
                 await asyncio.sleep(0.05)
 
-    def kill_postgres() -> None:
-        process = server._process
-        assert process is not None
-        process.kill()
-        process.wait()
-
-    headers = {"authorization": f"Bearer {people.secret}"}
-    url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=10, trust_env=False) as http:
-        callers = [asyncio.create_task(call(http, n)) for n in range(8)]
+    async with killable_postgres(launcher, port, postgres_folder / "killed") as (server, client):
+        callers = [asyncio.create_task(call(client.http, n)) for n in range(8)]
         for victims in ("gateway", "postgres", "both", "both"):
             async with launcher.running(port) as process:
                 before = len(answered)
                 await until(lambda: len(answered) > before + 20)  # noqa: B023 - awaited here
                 if victims != "gateway":
-                    await asyncio.to_thread(kill_postgres)
+                    await asyncio.to_thread(kill, server)
                 if victims == "postgres":
                     await asyncio.sleep(0.5)
                 process.send_signal(signal.SIGKILL)
@@ -133,16 +163,13 @@ async def test_every_answer_has_one_row_whoever_is_killed(
         for caller in callers:
             caller.cancel()
         await asyncio.wait(callers)
-    assert len(answered) > 50
-    found = Gateway(url, people, engine, http)
-    async with launcher.running(port):
-        deadline = asyncio.get_running_loop().time() + 60
-        rows: list[dict[str, Any]] = []
-        while asyncio.get_running_loop().time() < deadline and not answered <= {str(row["id"]) for row in rows}:
-            await asyncio.sleep(0.1)
-            rows = await found._rows()
+        assert len(answered) > 50
+        async with launcher.running(port):
+            deadline = asyncio.get_running_loop().time() + 60
+            rows: list[dict[str, Any]] = []
+            while asyncio.get_running_loop().time() < deadline and not answered <= {str(row["id"]) for row in rows}:
+                await asyncio.sleep(0.1)
+                rows = await client._rows()
     assert answered <= {str(row["id"]) for row in rows}
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["attempts"] for row in rows if str(row["id"]) in answered)
-    await engine.dispose()
-    await asyncio.to_thread(server.stop)
