@@ -160,8 +160,9 @@ async def _asked(engine: AsyncEngine, now: datetime) -> dict[str, Callable[[Asyn
             f"usage of {who} by key, 30d": partial(usage.gather, by="key", period=PERIODS[-1], now=now, within=within),
         }
     for name in (*usage.NAMES, "tag:feature"):
-        asked[f"usage by {name}, 30d"] = partial(
-            usage.gather, by=name, period=PERIODS[-1], now=now, within=reports.EVERYTHING
+        period = PERIODS[0] if name == "hour" else PERIODS[-1]
+        asked[f"usage by {name}, {period.slug}"] = partial(
+            usage.gather, by=name, period=period, now=now, within=reports.EVERYTHING
         )
     for period, start in zip(PERIODS, starts, strict=True):
         asked |= {

@@ -51,21 +51,25 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return max((row.billed for row in self.rows if row.billed), default=Decimal(0))
 
 
-def choices(within: Within, tags: Sequence[str]) -> dict[str, str]:
-    if within.user_id is not None:
-        return {name: NAMES[name] for name in _OF_A_MEMBER}
-    shown = {name: NAMES[name] for name in DIMENSIONS if within.org_id is None or name != "org"}
-    return shown | {f"tag:{name}": name for name in tags}
+def choices(within: Within, tags: Sequence[str], period: Period) -> dict[str, str]:
+    names = _OF_A_MEMBER if within.user_id is not None else DIMENSIONS
+    left_out = {"org"} if within.org_id is not None else set()
+    if period.step != "hour":  # more rows than are shown, and of a large ledger slow to sum up
+        left_out.add("hour")
+    shown = {name: NAMES[name] for name in names if name not in left_out}
+    return shown if within.user_id is not None else shown | {f"tag:{name}": name for name in tags}
 
 
 async def gather(connection: AsyncConnection, by: str, period: Period, now: datetime, within: Within) -> Usage | None:
-    """None when usage is not shown by that to who asks. `now` is in UTC."""
+    """None when usage is not shown by that to who asks. `now` is in UTC. Hours are shown of one day, else its days."""
+    if by == "hour" and period.step != "hour":
+        by = "day"
     start = start_of(period, now)
     tags = await _tags(connection, start, within)
     asked = by.removeprefix("tag:")
     if asked not in (by, "", *tags):
         tags.append(asked)  # its operations may not be summed up yet
-    offered = choices(within, tags)
+    offered = choices(within, tags, period)
     if by not in offered:
         return None
     end = now + timedelta(microseconds=1)

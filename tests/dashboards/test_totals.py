@@ -132,6 +132,11 @@ async def test_usage_by_anything_is_the_shell_s(client: httpx.AsyncClient, usage
             cells = found[row[by]]
             assert cells[:2] == [f"{row['operations']:,}", f"{prompt:,}"]
             assert cells[3:7] == [f"{output:,}", *shown(row)]
+    days, of_hours = [
+        (await client.get("/dashboard/usage", params={"by": by, "period": "7d"})).text for by in ("day", "hour")
+    ]
+    assert table(days, "usage-caption") == table(of_hours, "usage-caption")
+    assert "by=hour" in (await client.get("/dashboard/usage?by=day&period=today")).text and "by=hour" not in of_hours
     assert (await client.get("/dashboard/usage?by=colour")).status_code == 404
     assert datetime.now(UTC).date() == before, "the day ended in the middle of this"
 
