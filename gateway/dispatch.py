@@ -21,7 +21,7 @@ from gateway.api.count_tokens import uncountable
 from gateway.attempts import Asking, Opened
 from gateway.call import Call
 from gateway.errors import ApiError, unavailable
-from gateway.failures import NoAnswerError, away, broken, of_reply
+from gateway.failures import BUSY_RETRY_SECONDS, NoAnswerError, away, broken, of_reply
 from gateway.hedge import first_answer
 from gateway.live import Live
 from gateway.operation import Operation
@@ -35,7 +35,6 @@ from gateway.upstreams.upstream import PromptSize, can_tokenize, engine_prompt_s
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 2.0
 MAX_BROKEN = 2
-BUSY_RETRY_SECONDS = 1
 BEGIN_SHARE = 1 / 3
 """Of the longest silence that a caller should see: so long a stream's first frame is awaited."""
 

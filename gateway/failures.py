@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
-from gateway.errors import ApiError, UpstreamReplyError, unavailable
+from gateway.errors import NO_RETRY, ApiError, UpstreamReplyError, unavailable
 from gateway.upstreams.frames import error_message
 from gateway.upstreams.upstream import Upstream
 
@@ -14,10 +14,8 @@ PASSED_THROUGH = frozenset({400, 404, 409, 413, 415, 422, 429})
 """Upstream answers that concern the caller's request; anything else concerns the operator and becomes a 502."""
 PASSED_HEADERS = ("content-type", "retry-after", "x-should-retry")
 _WHETHER_AGAIN = {"retry-after", "x-should-retry"}
-_NEVER = {"x-should-retry": "false"}
-"""What is used up there does not come back by asking again, and an SDK would."""
 BUSY_RETRY_SECONDS = 1
-"""What callers are told who came too often, where the upstream does not say."""
+"""What callers are told who came too often, where nobody says more."""
 LONGEST_WAIT_SECONDS = 24 * 3600.0
 REPEATABLE = frozenset({408, 500, 502, 503, 504, 529})
 """Nothing was computed, or it was lost before a byte of it: another try may succeed. 529: an upstream is overloaded."""
@@ -87,8 +85,8 @@ def of_reply(upstream: Upstream, status: int, headers: Mapping[str, str], body: 
     wait = retry_after(headers)
     if status in PASSED_THROUGH and body:
         passed = {name: headers[name] for name in PASSED_HEADERS if name in headers}
-        if status == 429 and len(passed.keys() & _WHETHER_AGAIN) == 0:
-            passed |= _NEVER if b'"insufficient_quota"' in body else {"retry-after": str(BUSY_RETRY_SECONDS)}
+        if status == 429 and _WHETHER_AGAIN.isdisjoint(passed):
+            passed |= NO_RETRY if b'"insufficient_quota"' in body else {"retry-after": str(BUSY_RETRY_SECONDS)}
         words = error_message(body)
         error: ApiError = UpstreamReplyError(status, body, words, passed, words if upstream.is_engine else None)
         if status != 429:
@@ -99,7 +97,7 @@ def of_reply(upstream: Upstream, status: int, headers: Mapping[str, str], body: 
     else:
         error = _failed(502, f"The upstream {upstream.name} answered {status}.")
         if status == 402:
-            error.headers |= _NEVER
+            error.headers |= NO_RETRY  # what is used up there does not come back by asking again, and an SDK would
     repeatable = status in REPEATABLE
     return NoAnswerError(error, "soon" if repeatable else "elsewhere", counts=True, retry_after=wait)
 

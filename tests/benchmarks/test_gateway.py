@@ -97,3 +97,4 @@ def test_the_gateway_is_measured_with_its_ledger(tmp_path: Path) -> None:
     assert found["ratios"]["added_p50_ms"] > found["ratios"]["added_p50_without_flush_ms"]
     assert rows["memory", "farthing", "300 open streams"] > 20
     assert rows["3,000 operations", "farthing", "memory after 100%"] > 20
+    assert 0.7 < found["ratios"]["memory_growth"] < 1.3
